@@ -1,0 +1,16 @@
+# Decides whether CUDA code is built. No package of this version has CUDA kernels yet, so the answer only sets what
+# `cake info` reports; ON without a compiler is an error here already, so that nobody is told "built" by mistake.
+set(CAKE_HAVE_CUDA OFF)
+if(NOT CAKE_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "CAKE_CUDA=${CAKE_CUDA}: expected AUTO, ON or OFF")
+endif()
+if(NOT CAKE_CUDA STREQUAL "OFF")
+  find_program(CAKE_NVCC nvcc HINTS /usr/local/cuda/bin)
+  if(CAKE_NVCC)
+    set(CAKE_HAVE_CUDA ON)
+  elseif(CAKE_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "CAKE_CUDA=ON, but no nvcc was found (PATH, /usr/local/cuda/bin)")
+  else()
+    message(STATUS "CAKE_CUDA=AUTO: no nvcc found, CUDA code is not compiled")
+  endif()
+endif()

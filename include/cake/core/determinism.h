@@ -1,0 +1,46 @@
+// The determinism alert: what a nondeterministic backward does when the caller's policy forbids it.
+#pragma once
+
+#include <string>
+
+#include "cake/core/export.h"
+
+namespace cake {
+
+/// What a nondet backward does at its launch point.
+enum class DeterminismPolicy {
+  kAllow,   ///< run silently
+  kWarn,    ///< call the warning handler once, then run
+  kForbid,  ///< throw NondeterminismAlert before any caller-visible memory is written
+};
+
+/// This thread's default policy (initially kAllow).
+CAKE_API DeterminismPolicy default_determinism_policy();
+/// Sets this thread's default policy.
+CAKE_API void set_default_determinism_policy(DeterminismPolicy policy);
+
+/// Receives the text of a warning.
+using WarningHandler = void (*)(const std::string& message);
+/// Sets the process's warning handler (null: write to stderr); returns the one before.
+CAKE_API WarningHandler set_warning_handler(WarningHandler handler);
+
+/// Called by a nondet backward with T > 0 before its first launch. `entry` is the public name of the entry point,
+/// `setting` the switch the caller used ("DeterminismPolicy::kForbid", or torch's own in Python).
+/// Throws NondeterminismAlert under kForbid.
+CAKE_API void alert_not_deterministic(const char* entry, DeterminismPolicy policy, const char* setting);
+
+/// Sets this thread's default policy for a scope.
+class ScopedDeterminismPolicy {
+ public:
+  explicit ScopedDeterminismPolicy(DeterminismPolicy policy) : before_(default_determinism_policy()) {
+    set_default_determinism_policy(policy);
+  }
+  ~ScopedDeterminismPolicy() { set_default_determinism_policy(before_); }
+  ScopedDeterminismPolicy(const ScopedDeterminismPolicy&) = delete;
+  ScopedDeterminismPolicy& operator=(const ScopedDeterminismPolicy&) = delete;
+
+ private:
+  DeterminismPolicy before_;
+};
+
+}  // namespace cake
