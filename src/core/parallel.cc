@@ -15,6 +15,7 @@
 #include "core/fpenv.h"
 
 #ifdef CAKE_HAVE_TBB
+#include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
@@ -105,7 +106,19 @@ class Job {
 
 #ifdef CAKE_HAVE_TBB
 
+/// Lets oneTBB run as many threads as a caller asked for, when that is more than the machine has cores (audits do).
+void allow_threads(int threads) {
+  using Control = tbb::global_control;
+  static std::mutex mutex;
+  static std::unique_ptr<Control> control;
+  const std::lock_guard lock(mutex);
+  if (Control::active_value(Control::max_allowed_parallelism) >= static_cast<std::size_t>(threads)) return;
+  control.reset();  // the smallest of several controls would win
+  control = std::make_unique<Control>(Control::max_allowed_parallelism, static_cast<std::size_t>(threads));
+}
+
 void run_on_threads(Job& job, int workers) {
+  allow_threads(workers);
   tbb::task_arena arena(workers);
   arena.execute([&] {
     tbb::parallel_for(0, workers, [&](int worker) { job.run(worker); }, tbb::simple_partitioner());
