@@ -235,7 +235,7 @@ struct Tape {
   float *state, *u, *vn;
 };
 CAKE_INLINE Tape tape_at(const Head& h, const Scratch& s, std::int64_t chunk) {
-  const std::int64_t state = std::int64_t{h.Kp} * h.Vp, rows = std::int64_t{kRows} * h.Vp;
+  const std::int64_t state = std::int64_t{h.Kp} * h.Vp, rows = kPanel / kLanes * h.Vp;
   float* base = s.tape + chunk * (state + 2 * rows);
   return {base, base + state, base + state + rows};
 }

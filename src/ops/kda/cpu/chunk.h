@@ -18,6 +18,8 @@ namespace {
 using cake::kda::BetaKind;
 using cake::kda::GateKind;
 using cake::kda::Head;
+using cake::kda::kPanel;
+using cake::kda::kPanel2;
 using cake::kda::MutableRows;
 using cake::kda::Pairs;
 using cake::kda::Rows;
@@ -26,8 +28,6 @@ using cake::kda::SegmentRun;
 
 constexpr int kRows = 64;                  // rows of a chunk
 constexpr int kBlock = 16;                 // rows of a sub-chunk
-constexpr int kPanel = kRows * kLanes;     // floats of a 64-row panel
-constexpr int kPanel2 = 2 * kPanel;        // floats of a 128-row panel
 constexpr float kL2Eps = 1e-6f;
 
 /// What the functions of a chunk share.
@@ -152,18 +152,17 @@ static void load_chunk(const Chunk& c, bool with_v) {
     const std::int64_t row = c.first + i;
     s.rstd[i] = load_row(h.q, row, h.K, c.kpanels, h.l2norm, h.scale, s.q + i * kLanes);
     s.rstd[kRows + i] = load_row(h.k, row, h.K, c.kpanels, h.l2norm, 1.0f, s.k + i * kLanes);
+    for (int p = 0; p < c.kpanels; ++p) {
+      const F x = load_operand(h.g, row, p * kLanes, h.K);
+      const F g = h.gate_kind == GateKind::kLogDecay ? x : log_decay(h, x + load_bias(h, p * kLanes));
+      store(s.a + p * kPanel + i * kLanes, exp(g));
+    }
     s.beta[i] = beta_value(h.beta_kind, load_scalar(h.beta, row));
     if (with_v) {
       for (int p = 0; p < c.vpanels; ++p) store(s.v + p * kPanel + i * kLanes, load_operand(h.v, row, p * kLanes, h.V));
     }
   }
   for (int p = 0; p < c.kpanels; ++p) {
-    const F bias = load_bias(h, p * kLanes);
-    for (int i = 0; i < c.rows; ++i) {
-      const F x = load_operand(h.g, c.first + i, p * kLanes, h.K);
-      const F g = h.gate_kind == GateKind::kLogDecay ? x : log_decay(h, x + bias);
-      store(s.a + p * kPanel + i * kLanes, exp(g));
-    }
     for (int i = c.rows; i < c.rows16(); ++i) store(s.a + p * kPanel + i * kLanes, set1(1.0f));
   }
   for (int i = c.rows; i < c.rows16(); ++i) s.beta[i] = 0.0f;
@@ -294,7 +293,7 @@ static void multiply_pairs(const Chunk& c) {
   }
   for (int b = 0; b < c.blocks; ++b) {
     float* outq = s.pairs + b * kPanel2 + b * kBlock * kLanes;
-    float* outk = outq + kPanel;
+    float* outk = outq + kRows * kLanes;
     diagonal_rows<0>(c, b, outq, outk);
     mask_strict(outk);
   }
@@ -305,7 +304,7 @@ template <bool kPack>
 CAKE_INLINE void copy_pairs(const Chunk& c, float* memory) {
   for (int p = 0; p < c.blocks; ++p) {
     for (int half = 0; half < 2; ++half) {
-      float* x = c.s->pairs + p * kPanel2 + half * kPanel + p * kBlock * kLanes;
+      float* x = c.s->pairs + p * kPanel2 + (half * kRows + p * kBlock) * kLanes;
       const int n = (c.blocks - p) * kBlock;
       for (int r = 0; r < n; ++r, memory += kLanes) {
         if constexpr (kPack) {

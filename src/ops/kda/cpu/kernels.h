@@ -53,7 +53,13 @@ constexpr std::int64_t pair_floats(std::int64_t rows) {
   return kSubChunk * kSubChunk * blocks * (blocks + 1);
 }
 
-/// Memory of one worker: blocks of floats, each aligned to 64 bytes. Sizes: scratch_layout (scratch.cc).
+/// Floats from one 16-column panel of a chunk's matrix to the next: 64 (or 128) rows and one more, because panels a
+/// multiple of 4096 bytes apart would all fall into the same sets of the first-level cache.
+inline constexpr std::int64_t kPanel = (kChunk + 1) * 16;
+inline constexpr std::int64_t kPanel2 = (2 * kChunk + 1) * 16;
+
+/// Memory of one worker: blocks of floats, each aligned to 64 bytes (sizes: memory.cc). In the comments [64] stands for
+/// kPanel / 16 rows, [128] for kPanel2 / 16.
 struct Scratch {
   // A chunk: operands, decays, products.
   float *q, *k, *v, *a, *beta;              // [Kp/16][64][16] (v: Vp); beta [64]

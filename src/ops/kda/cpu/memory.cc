@@ -22,7 +22,8 @@ Tables carve_tables(Arena& arena, const Extents& x) {
 namespace {
 
 Scratch carve_scratch(Arena& arena, const Extents& x, bool backward) {
-  constexpr std::int64_t kRows = kChunk, kRows2 = 2 * kChunk, kBlocks = kChunk / kSubChunk;
+  // A chunk's matrices: columns times the floats of a panel, 16 columns wide.
+  constexpr std::int64_t kRows = kPanel / 16, kRows2 = kPanel2 / 16, kBlocks = kChunk / kSubChunk;
   const std::int64_t Kp = x.Kp, Vp = x.Vp;
   // A summary runs on V + K columns.
   const std::int64_t wide = x.totals.transitions > 0 ? Vp + Kp : Vp;
@@ -32,8 +33,8 @@ Scratch carve_scratch(Arena& arena, const Extents& x, bool backward) {
   s.k = take(Kp * kRows);
   s.v = take(Vp * kRows);
   s.a = take(Kp * kRows);
-  s.beta = take(kRows);
-  s.rstd = take(kRows2);
+  s.beta = take(kChunk);
+  s.rstd = take(2 * kChunk);
   s.qke = take(Kp * kRows2);
   s.qkg = take(Kp * kRows2);
   s.kd = take(Kp * kRows);
