@@ -246,7 +246,7 @@ static void rebuild(const SegmentRun& run) {
   const std::int64_t size = std::int64_t{h.Kp} * h.Vp;
   float* pair_memory = run.pair_memory;
   for (std::int64_t at = 0, n = 0; at < run.rows; at += kRows, ++n) {
-    const Chunk c = make_chunk(h, run.scratch, run.first + at, run.rows - at);
+    const Chunk c = make_chunk(run, at, &h.v, false);
     const Tape tape = tape_at(h, *run.scratch, n);
     const bool zero_state = n == 0 && run.zero_state;
     load_chunk(c, true);
@@ -270,7 +270,7 @@ static void rebuild(const SegmentRun& run) {
 template <bool kKeepFactors>
 CAKE_INLINE Chunk open_chunk(const BackwardRun& run, std::int64_t at) {
   const SegmentRun& r = run.run;
-  const Chunk c = make_chunk(*r.head, r.scratch, r.first + at, r.rows - at);
+  const Chunk c = make_chunk(r, at, &run.dout, true);
   load_chunk(c, false);
   decay_chunk<kKeepFactors>(c);
   copy_pairs<false>(c, r.pair_memory + at / kRows * kda::pair_floats(kRows));
