@@ -19,10 +19,14 @@ using cake::kda::GroupedRows;
 
 /// dO rows into the upper half of s.ddo.
 static void load_dout(const Chunk& c, const Rows& dout) {
+  for (int i = 0; i < c.rows; ++i) {
+    if (i + kPrefetchRows < c.rows) prefetch_row(dout, c.first + i + kPrefetchRows, c.head->V);
+    for (int p = 0; p < c.vpanels; ++p) {
+      store(c.s->ddo + p * kPanel2 + i * kLanes, load_operand(dout, c.first + i, p * kLanes, c.head->V));
+    }
+  }
   for (int p = 0; p < c.vpanels; ++p) {
-    float* x = c.s->ddo + std::int64_t{p} * kPanel2;
-    for (int i = 0; i < c.rows; ++i) store(x + i * kLanes, load_operand(dout, c.first + i, p * kLanes, c.head->V));
-    for (int i = c.rows; i < c.rows16(); ++i) store(x + i * kLanes, zero());
+    for (int i = c.rows; i < c.rows16(); ++i) store(c.s->ddo + p * kPanel2 + i * kLanes, zero());
   }
 }
 
@@ -246,7 +250,7 @@ static void rebuild(const SegmentRun& run) {
   const std::int64_t size = std::int64_t{h.Kp} * h.Vp;
   float* pair_memory = run.pair_memory;
   for (std::int64_t at = 0, n = 0; at < run.rows; at += kRows, ++n) {
-    const Chunk c = make_chunk(run, at, &h.v, false);
+    const Chunk c = make_chunk(run, at);
     const Tape tape = tape_at(h, *run.scratch, n);
     const bool zero_state = n == 0 && run.zero_state;
     load_chunk(c, true);
@@ -270,7 +274,7 @@ static void rebuild(const SegmentRun& run) {
 template <bool kKeepFactors>
 CAKE_INLINE Chunk open_chunk(const BackwardRun& run, std::int64_t at) {
   const SegmentRun& r = run.run;
-  const Chunk c = make_chunk(r, at, &run.dout, true);
+  const Chunk c = make_chunk(r, at);
   load_chunk(c, false);
   decay_chunk<kKeepFactors>(c);
   copy_pairs<false>(c, r.pair_memory + at / kRows * kda::pair_floats(kRows));

@@ -38,47 +38,26 @@ struct Chunk {
   int rows;            ///< valid rows
   int blocks;          ///< 16-row blocks that hold them
   int kpanels, vpanels;
-  const Rows* values;      ///< v, or dout in the backward: read next to q, k and g
-  std::int64_t next;       ///< first row of the chunk that comes after this one in time
-  int next_rows;           ///< its rows, 0: there is none
-  mutable int asked = 0;   ///< rows of it that prefetch has asked for
   int rows16() const { return blocks * kBlock; }
 };
 
-/// The chunk at row `at` of a run. `backwards`: the chunk before it comes next.
-CAKE_INLINE Chunk make_chunk(const SegmentRun& run, std::int64_t at, const Rows* values, bool backwards) {
-  const auto rows_from = [&](std::int64_t row) {
-    const std::int64_t n = row < 0 || row >= run.rows ? 0 : run.rows - row;
-    return static_cast<int>(n < kRows ? n : kRows);
-  };
+/// The chunk at row `at` of a run.
+CAKE_INLINE Chunk make_chunk(const SegmentRun& run, std::int64_t at) {
   const Head& h = *run.head;
-  const std::int64_t next = backwards ? at - kRows : at + kRows;
-  const int n = rows_from(at);
-  return {&h, run.scratch, run.first + at, n, (n + kBlock - 1) / kBlock, h.Kp / kLanes, h.Vp / kLanes, values,
-          run.first + next, rows_from(next)};
+  const int n = static_cast<int>(run.rows - at < kRows ? run.rows - at : kRows);
+  return {&h, run.scratch, run.first + at, n, (n + kBlock - 1) / kBlock, h.Kp / kLanes, h.Vp / kLanes};
 }
 
-/// Asks for the next few rows of the next chunk's operands; called all over a chunk, so that the requests spread. Rows
-/// of one head lie far apart in memory, which no hardware prefetcher follows: without this a quarter of the forward
-/// waits for memory.
-CAKE_INLINE void prefetch(const Chunk& c, int rows = 4) {
+/// Asks for one row of an operand. Rows of one head lie far apart in memory, which no hardware prefetcher follows; a
+/// request a few rows ahead is early enough and not yet evicted.
+CAKE_INLINE void prefetch_row(const Rows& x, std::int64_t row, int width) {
   constexpr int kLine = 64;
-  const int from = c.asked, end = from + rows < c.next_rows ? from + rows : c.next_rows;
-  if (from >= end) return;
-  c.asked = end;
-  const auto ask = [&](const Rows& x, int width) __attribute__((always_inline)) {
-    if (x.lane_stride != 1) return;
-    const std::int64_t size = x.dtype == DType::kFloat32 ? 4 : 2;
-    for (int r = from; r < end; ++r) {
-      const char* row = static_cast<const char*>(x.data) + (c.next + r) * x.row_stride * size;
-      for (std::int64_t b = 0; b < width * size; b += kLine) __builtin_prefetch(row + b, 0, 2);
-    }
-  };
-  ask(c.head->q, c.head->K);
-  ask(c.head->k, c.head->K);
-  ask(c.head->g, c.head->K);
-  ask(*c.values, c.head->V);
+  const std::int64_t size = x.dtype == DType::kFloat32 ? 4 : 2;
+  if (x.lane_stride != 1) return;
+  const char* p = static_cast<const char*>(x.data) + row * x.row_stride * size;
+  for (std::int64_t b = 0; b < width * size; b += kLine) __builtin_prefetch(p + b, 0, 3);
 }
+constexpr int kPrefetchRows = 8;
 
 /// Sixteen lanes of an operand row from column c on; lanes past `width` are zero.
 CAKE_INLINE F load_operand(const Rows& x, std::int64_t row, int c, int width) {
@@ -184,6 +163,12 @@ static void load_chunk(const Chunk& c, bool with_v) {
   Scratch& s = *c.s;
   for (int i = 0; i < c.rows; ++i) {
     const std::int64_t row = c.first + i;
+    if (i + kPrefetchRows < c.rows) {
+      prefetch_row(h.q, row + kPrefetchRows, h.K);
+      prefetch_row(h.k, row + kPrefetchRows, h.K);
+      prefetch_row(h.g, row + kPrefetchRows, h.K);
+      if (with_v) prefetch_row(h.v, row + kPrefetchRows, h.V);
+    }
     s.rstd[i] = load_row(h.q, row, h.K, c.kpanels, h.l2norm, h.scale, s.q + i * kLanes);
     s.rstd[kRows + i] = load_row(h.k, row, h.K, c.kpanels, h.l2norm, 1.0f, s.k + i * kLanes);
     for (int p = 0; p < c.kpanels; ++p) {
@@ -213,7 +198,6 @@ static void decay_chunk(const Chunk& c) {
   for (int p = 0; p < c.kpanels; ++p) {
     const std::int64_t at = std::int64_t{p} * kPanel, at2 = std::int64_t{p} * kPanel2;
     F before = set1(1.0f);
-    prefetch(c);
     for (int b = 0; b < c.blocks; ++b) {
       F e = set1(1.0f);
 #pragma GCC unroll 4
@@ -327,7 +311,6 @@ static void multiply_pairs(const Chunk& c) {
     }
   }
   for (int b = 0; b < c.blocks; ++b) {
-    prefetch(c);
     float* outq = s.pairs + b * kPanel2 + b * kBlock * kLanes;
     float* outk = outq + kRows * kLanes;
     diagonal_rows<0>(c, b, outq, outk);
@@ -339,7 +322,6 @@ static void multiply_pairs(const Chunk& c) {
 template <bool kPack>
 CAKE_INLINE void copy_pairs(const Chunk& c, float* memory) {
   for (int p = 0; p < c.blocks; ++p) {
-    prefetch(c);
     for (int half = 0; half < 2; ++half) {
       float* x = c.s->pairs + p * kPanel2 + (half * kRows + p * kBlock) * kLanes;
       const int n = (c.blocks - p) * kBlock;
@@ -410,7 +392,6 @@ __attribute__((noinline)) static void solve_block(const float* l, float* x) {
 /// x <- (I + L)^-1 x by forward substitution, 16 rows at a time.
 CAKE_INLINE void solve_lower(const Chunk& c, float* x, int panels) {
   for (int b = 0; b < c.blocks; ++b) {
-    prefetch(c);
     const Panels xp{x, kPanel};
     if (b > 0) {
       gemm<Op::kPlain, Init::kAdd>(kBlock, panels, b * kBlock, Panels{c.s->neg_l, kPanel}.at_row(b * kBlock), xp,
@@ -424,7 +405,6 @@ CAKE_INLINE void solve_lower(const Chunk& c, float* x, int panels) {
 /// x <- (I + L)^-T x.
 CAKE_INLINE void solve_lower_transposed(const Chunk& c, float* x, int panels) {
   for (int b = c.blocks - 1; b >= 0; --b) {
-    prefetch(c);
     const Panels xp{x, kPanel};
     const int below = (c.blocks - 1 - b) * kBlock;
     if (below > 0) {

@@ -100,7 +100,6 @@ static void combine(const Chunk& c) {
   for (int p = 0; p < c.kpanels; ++p) {
     const std::int64_t at = std::int64_t{p} * kPanel, at2 = std::int64_t{p} * kPanel2;
     const F state_term = load(s.cross + p * kLanes);
-    prefetch(c);
     F before_end = zero();  // k . dK column terms of earlier rows
     for (int b = 0; b < c.blocks; ++b) {
       BlockGradients g;

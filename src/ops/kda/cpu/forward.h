@@ -63,15 +63,12 @@ static void forward_segment(const SegmentRun& run) {
   bool zero_state = run.zero_state;
   const bool with_out = run.out.data != nullptr;
   for (std::int64_t at = 0; at < run.rows; at += kRows) {
-    const Chunk c = make_chunk(run, at, &run.head->v, false);
+    const Chunk c = make_chunk(run, at);
     load_chunk(c, run.run_state);
     decay_chunk<false>(c);
     get_pairs(c, run.pairs, pair_memory);
     if (pair_memory != nullptr) pair_memory += kda::pair_floats(c.rows);
-    if (!run.run_state) {
-      prefetch(c, kRows);
-      continue;
-    }
+    if (!run.run_state) continue;
     scale_neg_l(c);
     if (with_out) {
       advance_rows<true>(c, run.state, zero_state, c.vpanels, c.vpanels, nullptr, c.s->vn);
@@ -80,7 +77,6 @@ static void forward_segment(const SegmentRun& run) {
       advance_rows<false>(c, run.state, zero_state, c.vpanels, c.vpanels, nullptr, c.s->vn);
     }
     advance_state(c, run.state, zero_state, c.vpanels, c.s->vn);
-    prefetch(c, kRows);
     zero_state = false;
   }
 }
@@ -96,7 +92,7 @@ static void summarise_segment(const SegmentRun& run, float* transition) {
   for (int d = 0; d < h.Kp; ++d) m[(d / kLanes) * state_panel + d * kLanes + d % kLanes] = 1.0f;
   float* pair_memory = run.pair_memory;
   for (std::int64_t at = 0; at < run.rows; at += kRows) {
-    const Chunk c = make_chunk(run, at, &h.v, false);
+    const Chunk c = make_chunk(run, at);
     load_chunk(c, true);
     decay_chunk<false>(c);
     get_pairs(c, run.pairs, pair_memory);
