@@ -49,7 +49,7 @@ struct Options {
   bool use_qk_l2norm_in_kernel = false;    ///< q and k rows are divided by sqrt(sum of squares + 1e-6)
   bool use_beta_sigmoid_in_kernel = false; ///< beta = sigmoid(beta)
   bool allow_neg_eigval = false;           ///< beta is doubled after the sigmoid; needs use_beta_sigmoid_in_kernel
-  SaveMode save_mode = SaveMode::kLight;
+  SaveMode save_mode = SaveMode::kLight;   ///< kTape: NotSupported in this version
   bool lean = false;                       ///< NotSupported in this version
   std::int64_t tail_passes = 1;            ///< above 1: NotSupported in this version
   std::optional<std::int64_t> batch_tokens;         ///< NotSupported in this version
@@ -77,7 +77,13 @@ struct Gradients {
 /// Sizes for the byte queries. Without cu_seqlens the answer is an upper bound over every packing of num_docs
 /// documents into S rows of each of the B rows; with it the answer is exact.
 struct Shape {
-  std::int64_t B = 1, S = 0, num_docs = 1, H = 1, HV = 1, K = 0, V = 0;
+  std::int64_t B = 1;         ///< rows of the batch; 1 with cu_seqlens
+  std::int64_t S = 0;         ///< tokens of a row
+  std::int64_t num_docs = 1;  ///< documents in all
+  std::int64_t H = 1;         ///< heads of q and k
+  std::int64_t HV = 1;        ///< heads of v, a multiple of H
+  std::int64_t K = 0;         ///< head dimension of q and k
+  std::int64_t V = 0;         ///< head dimension of v
   std::vector<std::int32_t> cu_seqlens;  ///< host copy of the offsets; empty: not known
   bool gate_param_grads = false;         ///< the backward returns dA_log or ddt_bias
 };
@@ -95,7 +101,9 @@ class CAKE_API Saved {
   /// Uses the caller's memory, at least saved_bytes; throws OutOfMemory in the forward when it is smaller.
   Saved(void* memory, std::size_t bytes);
   ~Saved();
+  /// Leaves the other one unusable.
   Saved(Saved&&) noexcept;
+  /// Leaves the other one unusable.
   Saved& operator=(Saved&&) noexcept;
   /// True until a forward has filled it.
   bool empty() const;
@@ -118,7 +126,9 @@ class CAKE_API Workspace {
   /// Uses the caller's memory; a call that needs more throws OutOfMemory before it writes anything.
   Workspace(void* memory, std::size_t bytes);
   ~Workspace();
+  /// Leaves the other one unusable.
   Workspace(Workspace&&) noexcept;
+  /// Leaves the other one unusable.
   Workspace& operator=(Workspace&&) noexcept;
   /// Bytes it holds.
   std::size_t nbytes() const;

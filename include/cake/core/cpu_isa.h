@@ -30,6 +30,7 @@ CAKE_API CpuIsa current_cpu_isa();
 /// Uses one level for calls made from this thread, for a scope. Throws NotSupported if this machine lacks it.
 class CAKE_API ScopedCpuIsa {
  public:
+  /// Throws NotSupported if this machine lacks the level.
   explicit ScopedCpuIsa(CpuIsa isa);
   ~ScopedCpuIsa();
   ScopedCpuIsa(const ScopedCpuIsa&) = delete;

@@ -32,6 +32,7 @@ CAKE_API void alert_not_deterministic(const char* entry, DeterminismPolicy polic
 /// Sets this thread's default policy for a scope.
 class ScopedDeterminismPolicy {
  public:
+  /// The policy until the end of the scope.
   explicit ScopedDeterminismPolicy(DeterminismPolicy policy) : before_(default_determinism_policy()) {
     set_default_determinism_policy(policy);
   }

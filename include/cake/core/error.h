@@ -26,6 +26,7 @@ CAKE_API const char* error_kind_name(ErrorKind kind);
 /// Base of every exception of this library.
 class CAKE_API Error : public std::runtime_error {
  public:
+  /// An error of a kind; `message` is what what() returns.
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
   ~Error() override;
   /// The kind, which decides the exception class in other languages.
@@ -38,6 +39,7 @@ class CAKE_API Error : public std::runtime_error {
 /// A value, shape, dtype or stride that the named argument does not accept.
 class CAKE_API InvalidArgument : public Error {
  public:
+  /// `message` names the argument, what was given and what is accepted.
   explicit InvalidArgument(const std::string& message) : Error(ErrorKind::kInvalidArgument, message) {}
   ~InvalidArgument() override;
 };
@@ -45,6 +47,7 @@ class CAKE_API InvalidArgument : public Error {
 /// An object of a class that the named argument does not accept.
 class CAKE_API WrongType : public Error {
  public:
+  /// `message` names the argument, what was given and what is accepted.
   explicit WrongType(const std::string& message) : Error(ErrorKind::kWrongType, message) {}
   ~WrongType() override;
 };
@@ -52,6 +55,7 @@ class CAKE_API WrongType : public Error {
 /// An object that belongs to the other mode's package.
 class CAKE_API WrongMode : public Error {
  public:
+  /// `message` names the argument, what was given and what is accepted.
   explicit WrongMode(const std::string& message) : Error(ErrorKind::kWrongMode, message) {}
   ~WrongMode() override;
 };
@@ -59,6 +63,7 @@ class CAKE_API WrongMode : public Error {
 /// An option or a device that this version does not build; the message names it.
 class CAKE_API NotSupported : public Error {
  public:
+  /// `message` names the argument, what was given and what is accepted.
   explicit NotSupported(const std::string& message) : Error(ErrorKind::kNotSupported, message) {}
   ~NotSupported() override;
 };
@@ -66,6 +71,7 @@ class CAKE_API NotSupported : public Error {
 /// A nondeterministic backward was asked for while the policy forbids it.
 class CAKE_API NondeterminismAlert : public Error {
  public:
+  /// `message` names the argument, what was given and what is accepted.
   explicit NondeterminismAlert(const std::string& message) : Error(ErrorKind::kNondeterminismAlert, message) {}
   ~NondeterminismAlert() override;
 };
@@ -73,6 +79,7 @@ class CAKE_API NondeterminismAlert : public Error {
 /// A device call failed.
 class CAKE_API DeviceError : public Error {
  public:
+  /// `message` names the argument, what was given and what is accepted.
   explicit DeviceError(const std::string& message) : Error(ErrorKind::kDeviceError, message) {}
   ~DeviceError() override;
 };
@@ -80,6 +87,7 @@ class CAKE_API DeviceError : public Error {
 /// A rank failed, disagreed or did not answer in time.
 class CAKE_API CommError : public Error {
  public:
+  /// `message` names the argument, what was given and what is accepted.
   explicit CommError(const std::string& message) : Error(ErrorKind::kCommError, message) {}
   ~CommError() override;
 };
@@ -87,6 +95,7 @@ class CAKE_API CommError : public Error {
 /// Memory could not be had, or a caller's buffer is smaller than the byte query says.
 class CAKE_API OutOfMemory : public Error {
  public:
+  /// `message` names the argument, what was given and what is accepted.
   explicit OutOfMemory(const std::string& message) : Error(ErrorKind::kOutOfMemory, message) {}
   ~OutOfMemory() override;
 };

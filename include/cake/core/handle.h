@@ -9,13 +9,13 @@
 
 namespace cake {
 
-/// What an object is: cake/<op>/<mode>[/kcp]/<object>/v<version>. Neutral objects have an empty mode.
+/// What an object is: `cake/<op>/<mode>[/kcp]/<object>/v<version>`. Neutral objects have an empty mode.
 struct CAKE_API Tag {
   std::string op;      ///< "kda"
   std::string mode;    ///< "det", "nondet" or "" for an object that holds no mode
   bool kcp = false;    ///< object of a package over ranks
   std::string object;  ///< "saved", "workspace", "plan", "partition", "context", "recompute"
-  int version = 1;
+  int version = 1;     ///< of the object's layout; other versions are refused
 
   /// "cake/kda/det/saved/v1".
   std::string text() const;
@@ -23,6 +23,7 @@ struct CAKE_API Tag {
   static Tag parse(const std::string& text);
   /// The module the object belongs to: "cake_kda_det_train[_kcp]".
   std::string module() const;
+  /// Equal in every field.
   friend bool operator==(const Tag&, const Tag&) = default;
 };
 
@@ -30,6 +31,7 @@ struct CAKE_API Tag {
 class CAKE_API Handle {
  public:
   Handle() = default;
+  /// Shares `object`, which must be what `tag` says.
   Handle(Tag tag, std::shared_ptr<void> object) : tag_(std::move(tag)), object_(std::move(object)) {}
   /// True when it holds no object.
   bool empty() const { return object_ == nullptr; }

@@ -24,8 +24,8 @@ CAKE_API BuildInfo build_info();
 
 /// One implementation of a package: its name, and why it was refused ("" when it can run here).
 struct CAKE_API Implementation {
-  std::string name;
-  std::string refused;
+  std::string name;     ///< for example "cpu"
+  std::string refused;  ///< why it cannot run here, or ""
 };
 
 }  // namespace cake

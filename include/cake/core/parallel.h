@@ -17,6 +17,7 @@ CAKE_API void set_num_threads(int threads);
 /// Sets the number of threads for calls made from this thread, for a scope.
 class CAKE_API ScopedNumThreads {
  public:
+  /// Throws InvalidArgument for a number below 1.
   explicit ScopedNumThreads(int threads);
   ~ScopedNumThreads();
   ScopedNumThreads(const ScopedNumThreads&) = delete;
@@ -29,6 +30,7 @@ class CAKE_API ScopedNumThreads {
 /// Makes calls from this thread run their tasks in a shuffled order, for a scope (audits and tests).
 class CAKE_API ScopedTaskShuffle {
  public:
+  /// A seed stands for one order of a given number of tasks.
   explicit ScopedTaskShuffle(std::uint64_t seed);
   ~ScopedTaskShuffle();
   ScopedTaskShuffle(const ScopedTaskShuffle&) = delete;

@@ -16,8 +16,9 @@ enum class DeviceType : std::uint8_t { kCpu, kCuda };
 
 /// A device: its type and index.
 struct Device {
-  DeviceType type = DeviceType::kCpu;
-  int index = 0;
+  DeviceType type = DeviceType::kCpu;  ///< kind of device
+  int index = 0;                       ///< which of them; 0 for the CPU
+  /// Equal type and index.
   friend bool operator==(const Device&, const Device&) = default;
 };
 
@@ -29,12 +30,12 @@ inline constexpr int kMaxDims = 8;
 
 /// Read-only view. A default-constructed view means "not given".
 struct CAKE_API ConstTensorView {
-  const void* data = nullptr;
-  DType dtype = DType::kFloat32;
-  Device device{};
-  int ndim = 0;
+  const void* data = nullptr;     ///< first element; may be null when there is none
+  DType dtype = DType::kFloat32;  ///< type of the elements
+  Device device{};                ///< where the memory lies
+  int ndim = 0;                   ///< number of dimensions, at most kMaxDims
   bool given = false;  ///< set by the factories; an empty tensor may have a null pointer and is still given
-  std::array<std::int64_t, kMaxDims> shape{};
+  std::array<std::int64_t, kMaxDims> shape{};    ///< extents
   std::array<std::int64_t, kMaxDims> strides{};  ///< in elements
 
   /// Row-major view of `data` with the given shape.
@@ -53,13 +54,13 @@ struct CAKE_API ConstTensorView {
 
 /// Writable view; converts to a read-only one.
 struct CAKE_API TensorView {
-  void* data = nullptr;
-  DType dtype = DType::kFloat32;
-  Device device{};
-  int ndim = 0;
-  bool given = false;
-  std::array<std::int64_t, kMaxDims> shape{};
-  std::array<std::int64_t, kMaxDims> strides{};
+  void* data = nullptr;           ///< first element; may be null when there is none
+  DType dtype = DType::kFloat32;  ///< type of the elements
+  Device device{};                ///< where the memory lies
+  int ndim = 0;                   ///< number of dimensions, at most kMaxDims
+  bool given = false;             ///< set by the factories
+  std::array<std::int64_t, kMaxDims> shape{};    ///< extents
+  std::array<std::int64_t, kMaxDims> strides{};  ///< in elements
 
   /// Row-major view of `data` with the given shape.
   static TensorView contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape);
@@ -67,6 +68,7 @@ struct CAKE_API TensorView {
   static TensorView strided(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                             std::initializer_list<std::int64_t> strides);
 
+  /// The same memory, read-only.
   operator ConstTensorView() const;  // NOLINT(google-explicit-constructor): a writable view is a read-only view
   /// Number of elements.
   std::int64_t numel() const { return ConstTensorView(*this).numel(); }

@@ -26,7 +26,8 @@ CAKE_INLINE F exp(F x) {
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(p, r * r, r);
   p = p + set1(1.0f);
-  F y = bits_add_shifted<23>(p, n);
+  // times 2^n, exact here; as a product, because adding to the exponent bits would turn a NaN into a number
+  F y = p * bits_add_shifted<23>(set1(1.0f), n);
   y = select_gt(set1(-87.0f), x, zero(), y);
   return select_gt(x, set1(88.37f), set1(__builtin_inff()), y);
 }
