@@ -66,6 +66,12 @@ CAKE_INLINE F log1p(F x) {
 /// 1 / (1 + e^-x), error below 2.49 ulp (1.5 for x >= 0); 0 below -88.37.
 CAKE_INLINE F sigmoid(F x) { return set1(1.0f) / (set1(1.0f) + exp(neg(x))); }
 
+/// The derivative of the sigmoid, y (1 - y), without the cancellation of 1 - y near 1: e / (1 + e)^2 with e = e^-|x|.
+CAKE_INLINE F sigmoid_slope(F x) {
+  const F e = exp(neg(abs(x))), u = set1(1.0f) + e;
+  return e / (u * u);
+}
+
 /// ln(1 + e^x), error below 2 ulp, no overflow; 0 below -87.
 CAKE_INLINE F softplus(F x) { return max(x, zero()) + log1p(exp(neg(abs(x)))); }
 

@@ -105,8 +105,7 @@ static void gradient_beta(const Chunk& c, const float* u, const MutableRows& dbe
     if (i >= c.rows || dbeta.data == nullptr) continue;
     F grad = set1(reduce_add(acc));
     if (c.head->beta_kind != BetaKind::kValue) {
-      const F y = sigmoid(set1(load_scalar(c.head->beta, c.first + i)));
-      grad = grad * (y * (set1(1.0f) - y));
+      grad = grad * sigmoid_slope(set1(load_scalar(c.head->beta, c.first + i)));
       if (c.head->beta_kind == BetaKind::kTwiceSigmoid) grad = grad + grad;
     }
     store_result(dbeta, c.first + i, 0, 1, grad);
@@ -209,8 +208,7 @@ static void finish_gate(const Chunk& c, const MutableRows& dg, float* params) {
           da[i] = grad * log_decay(h, x);
           grad = neg(grad * (factor * sigmoid(x)));
         } else {
-          const F y = sigmoid(factor * x);
-          grad = (grad * set1(h.lower_bound)) * (factor * (y * (set1(1.0f) - y)));
+          grad = (grad * set1(h.lower_bound)) * (factor * sigmoid_slope(factor * x));
           da[i] = grad * x;
         }
         dx[i] = grad;
