@@ -196,13 +196,17 @@ HeadGradients backward_head(const HeadOperands& head, std::int64_t K, std::int64
   return grad;
 }
 
-/// Adds the gradient through an optional l2 normalisation of one row to `out`.
-void add_row_gradient(const double* y, double rstd, const double* dy, std::int64_t K, bool normalised, double* out) {
+/// Adds the gradient through an optional l2 normalisation of one row to `out`, the squares of its two terms to `squares`.
+void add_row_gradient(const double* y, double rstd, const double* dy, std::int64_t K, bool normalised, double* out,
+                      double* squares) {
   double along = 0.0;
   if (normalised) {
     for (std::int64_t d = 0; d < K; ++d) along += dy[d] * y[d];
   }
-  for (std::int64_t d = 0; d < K; ++d) out[d] += rstd * (dy[d] - along * y[d]);
+  for (std::int64_t d = 0; d < K; ++d) {
+    out[d] += rstd * (dy[d] - along * y[d]);
+    if (normalised) squares[d] += rstd * rstd * (dy[d] * dy[d] + along * y[d] * along * y[d]);
+  }
 }
 
 /// Gradient of the raw gate; adds the terms of dA_log and ddt_bias.
@@ -259,9 +263,9 @@ void store_head(const ReferenceInputs& in, std::int64_t first, std::int64_t hv, 
     const std::int64_t row = first + t, qk = (row * in.H + h) * K, vrow = row * in.HV + hv;
     const bool norm = in.use_qk_l2norm_in_kernel;
     add_row_gradient(&head.q[to_size(t * K)], head.q_rstd[to_size(t)], &grad.dq[to_size(t * K)], K, norm,
-                     &out.dq[to_size(qk)]);
+                     &out.dq[to_size(qk)], norm ? &out.dq_squares[to_size(qk)] : nullptr);
     add_row_gradient(&head.k[to_size(t * K)], head.k_rstd[to_size(t)], &grad.dk[to_size(t * K)], K, norm,
-                     &out.dk[to_size(qk)]);
+                     &out.dk[to_size(qk)], norm ? &out.dk_squares[to_size(qk)] : nullptr);
     std::copy_n(&grad.dv[to_size(t * V)], V, &out.dv[to_size(vrow * V)]);
     out.dbeta[to_size(vrow)] = beta_gradient(in, in.beta[to_size(vrow)], grad.dbeta[to_size(t)]);
     for (std::int64_t d = 0; d < K; ++d) {
@@ -304,6 +308,7 @@ ReferenceGradients reference_backward(const ReferenceInputs& in, const std::vect
   ReferenceGradients grads;
   grads.dq.assign(in.q.size(), 0.0);
   grads.dk.assign(in.k.size(), 0.0);
+  if (in.use_qk_l2norm_in_kernel) grads.dq_squares = grads.dk_squares = grads.dk;
   grads.dv.assign(in.v.size(), 0.0);
   grads.dg.assign(in.g.size(), 0.0);
   grads.dbeta.assign(in.beta.size(), 0.0);

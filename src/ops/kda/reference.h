@@ -32,10 +32,11 @@ struct ReferenceOutputs {
   std::vector<double> final_state;  ///< [N, HV, K, V]
 };
 
-/// Gradients; for sums that cancel, `*_squares` holds the sum of squared terms (tolerances: design of the tests).
+/// Gradients; for sums that cancel, `*_squares` holds the sum of squared terms: of dA_log and ddt_bias over tokens (and
+/// channels), of dq and dk over the two terms of each value head's gradient through the l2 norm (empty without it).
 struct ReferenceGradients {
   std::vector<double> dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dinitial_state;
-  std::vector<double> dA_log_squares, ddt_bias_squares;
+  std::vector<double> dA_log_squares, ddt_bias_squares, dq_squares, dk_squares;
 };
 
 /// Runs the recurrence.

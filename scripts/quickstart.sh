@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# From a fresh clone to a trained language model: installs what is missing, builds, trains on the licence texts that every
+# Debian has, and trains twice on different numbers of threads to show that the bits are the same.
+#   scripts/quickstart.sh           the whole thing, a few minutes
+#   scripts/quickstart.sh --smoke   a few steps only, for the tests
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+smoke=()
+check_steps=12
+case "${1:-}" in
+  "") ;;
+  --smoke) smoke=(--steps 6) check_steps=4 ;;
+  *) die "unknown argument $1 (known: --smoke)" ;;
+esac
+
+say "Installing what is missing"
+scripts/setup.sh
+use_ccache
+
+say "Building (build/cpu-release)"
+build cpu-release cake
+cake=build/cpu-release/tools/cake/cake
+
+say "This machine"
+"$cake" info
+
+# Some licence names are links to others: following the files alone takes every text once.
+text=/usr/share/common-licenses
+[ -d "$text" ] || die "$text is missing (Debian package base-files); train on your own text: $cake train --text PATH"
+out=runs/quickstart
+mkdir -p "$out/text"
+find "$text/" -maxdepth 1 -type f -exec cp --no-preserve=mode,ownership -t "$out/text" {} +
+
+field() { python3 -c 'import json, sys; print(json.loads(sys.stdin.read().strip().splitlines()[-1])[sys.argv[1]])' "$1"; }
+
+say "Training on $text with the defaults of cake train"
+"$cake" train --text "$out/text" --report "$out" --checkpoint "$out/model.ckpt" "${smoke[@]}" --json >"$out/last.json"
+echo "loss $(field loss_first <"$out/last.json") -> $(field loss_last <"$out/last.json") nats per byte," \
+  "$(field tokens_per_s <"$out/last.json") tokens/s"
+
+say "The same $check_steps steps on 2 threads and on 1"
+declare -A digest
+for threads in 2 1; do
+  digest[$threads]=$("$cake" train --text "$out/text" --steps "$check_steps" --threads "$threads" --json | field digest)
+  echo "--threads $threads: ${digest[$threads]}"
+done
+[ "${digest[1]}" = "${digest[2]}" ] || die "the digests differ: the parameters depend on the number of threads"
+echo "equal: every bit of the parameters is the same"
+
+say "Done"
+cat <<END
+Report:      $out/ (loss curve as SVG, log as JSON, checkpoint model.ckpt)
+Your text:   $cake train --text PATH --report DIR     (a file or a folder)
+More:        $cake --help, README.md
+END

@@ -1,0 +1,116 @@
+// What `cake audit` asks of a package: run one of its problems under one variation, and name every result's digest.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cake/core/cpu_isa.h"
+
+namespace cake::tool {
+
+/// How the documents of a problem are presented.
+enum class Packing {
+  kTogether,  ///< in their own order
+  kReversed,  ///< last document first
+  kRotated,   ///< the first half of the documents last
+  kAlone,     ///< one call per document
+};
+
+/// One way of running a problem that must not change a bit of its results.
+struct Variation {
+  std::string label;  ///< "threads 3"
+  int threads = 1;
+  std::optional<CpuIsa> isa;             ///< not set: the level in use
+  std::optional<std::uint64_t> shuffle;  ///< seed of the task order
+  float fill = 0.0f;                     ///< content of workspace, saved set and outputs before the call
+  int offset = 0;                        ///< bytes that memory is moved by (tensors: rounded to their element)
+  bool library_memory = false;           ///< the library allocates workspace and saved set
+  bool recompute = false;                ///< the backward gets no saved set
+  Packing packing = Packing::kTogether;
+  std::optional<unsigned> mxcsr;         ///< the caller's floating-point environment
+  int busy_threads = 0;                  ///< threads that load the machine meanwhile
+  bool fresh_process = false;            ///< in a second process
+};
+
+/// A result and its digest; none where the variation changes the result by definition (pack order: the parameter
+/// gradients' fold).
+struct TensorDigest {
+  std::string tensor;
+  std::optional<std::string> digest;
+};
+
+/// What one run gave.
+struct AuditRun {
+  std::vector<TensorDigest> digests;  ///< every output and gradient, in one fixed order
+  bool mxcsr_kept = true;             ///< the caller's floating-point environment came back
+};
+
+/// A named problem of a package.
+struct AuditProblem {
+  std::string name;
+  std::string description;
+};
+
+/// A package under audit.
+class AuditSubject {
+ public:
+  virtual ~AuditSubject() = default;
+  virtual const std::vector<AuditProblem>& problems() const = 0;
+  /// Runs problems()[problem]. fresh_process and busy_threads are the caller's business.
+  virtual AuditRun run(std::size_t problem, const Variation& variation) const = 0;
+};
+
+/// A perturbation: variations that share a column of the table.
+struct Perturbation {
+  std::string name;
+  std::vector<Variation> variations;
+  std::string not_run;  ///< why it has no variation
+};
+
+/// What the user asked for.
+struct AuditOptions {
+  int repeats = 3;
+  std::vector<int> threads = {1, 2, 3, 7};
+  std::vector<CpuIsa> levels = {CpuIsa::kBase, CpuIsa::kV3, CpuIsa::kV4};
+};
+
+/// The perturbations, in the order of the table.
+std::vector<Perturbation> perturbations(const AuditOptions& options);
+
+/// A result that changed.
+struct AuditDifference {
+  std::string problem, tensor, perturbation, label, expected, got;
+};
+
+/// One problem's outcome.
+struct ProblemAudit {
+  AuditProblem problem;
+  std::vector<TensorDigest> digests;  ///< of the plain run
+  std::vector<Perturbation> columns;
+  std::vector<std::vector<std::string>> cells;  ///< [tensor][column]: "ok", "DIFFERS", "-" or why it was not run
+};
+
+/// A whole audit.
+struct AuditReport {
+  std::string module;
+  std::vector<ProblemAudit> problems;
+  std::vector<AuditDifference> differences;
+  std::int64_t comparisons = 0;
+};
+
+/// Runs every problem under every perturbation.
+AuditReport run_audit(const std::string& module, const AuditSubject& subject, const AuditOptions& options);
+/// The table, the differences and a summary.
+void print_audit(const AuditReport& report);
+/// The same for programs.
+void print_audit_json(const AuditReport& report);
+
+/// Digests of every problem's plain run, from a second process of this program. Throws Error when it fails.
+std::vector<std::vector<TensorDigest>> digests_of_fresh_process(const std::string& module);
+/// What that second process runs: prints the digests as JSON.
+void print_plain_digests(const AuditSubject& subject);
+
+}  // namespace cake::tool

@@ -1,0 +1,236 @@
+// Which perturbations an audit makes, and how it compares their results with the plain run.
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <limits>
+#include <thread>
+
+#include "audit.h"
+#include "machine.h"
+
+namespace cake::tool {
+namespace {
+
+Variation plain(std::string label) {
+  Variation v;
+  v.label = std::move(label);
+  return v;
+}
+
+Perturbation repeat_column(const AuditOptions& options) {
+  Perturbation column{"repeat", {}, ""};
+  for (int i = 0; i < options.repeats; ++i) column.variations.push_back(plain("repeat " + std::to_string(i + 1)));
+  return column;
+}
+
+Perturbation thread_column(const AuditOptions& options) {
+  Perturbation column{"threads", {}, ""};
+  for (const int threads : options.threads) {
+    Variation v = plain("threads " + std::to_string(threads));
+    v.threads = threads;
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+// Also with one thread: there the shuffled order is the only schedule, so that an order fault shows on any machine.
+Perturbation order_column(const AuditOptions& options) {
+  Perturbation column{"task order", {}, ""};
+  for (const int threads : options.threads) {
+    for (int seed = 1; seed <= options.repeats; ++seed) {
+      Variation v = plain("task order " + std::to_string(seed) + ", threads " + std::to_string(threads));
+      v.threads = threads;
+      v.shuffle = static_cast<std::uint64_t>(seed);
+      column.variations.push_back(v);
+    }
+  }
+  return column;
+}
+
+// The base level emulates its fused multiply-adds, tens of times slower: it gets every core.
+Perturbation level_column(CpuIsa isa) {
+  Perturbation column{std::string("isa ") + cpu_isa_name(isa), {}, ""};
+  if (!cpu_isa_supported(isa)) {
+    column.not_run = kNotOnThisCpu;
+  } else {
+    Variation v = plain(column.name);
+    v.isa = isa;
+    v.threads = isa == CpuIsa::kBase ? usable_cores() : 1;
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+Perturbation memory_column() {
+  Perturbation column{"memory", {}, ""};
+  Variation v = plain("memory full of NaN");
+  v.fill = std::numeric_limits<float>::quiet_NaN();
+  column.variations.push_back(v);
+  v = plain("memory full of 1e30");
+  v.fill = 1e30f;
+  column.variations.push_back(v);
+  v = plain("memory of the library");
+  v.library_memory = true;
+  column.variations.push_back(v);
+  return column;
+}
+
+Perturbation address_column() {
+  Perturbation column{"address", {}, ""};
+  for (const int offset : {4, 36, 61}) {
+    Variation v = plain("address + " + std::to_string(offset) + " bytes");
+    v.offset = offset;
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+Perturbation recompute_column(const AuditOptions& options) {
+  Perturbation column{"recompute", {}, ""};
+  for (const int threads : {1, *std::max_element(options.threads.begin(), options.threads.end())}) {
+    Variation v = plain("recompute, threads " + std::to_string(threads));
+    v.threads = threads;
+    v.recompute = true;
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+Perturbation packing_column() {
+  Perturbation column{"packing", {}, ""};
+  for (const auto& [packing, label] : {std::pair{Packing::kAlone, "documents alone"},
+                                       {Packing::kReversed, "documents reversed"},
+                                       {Packing::kRotated, "documents rotated"}}) {
+    Variation v = plain(label);
+    v.packing = packing;
+    v.threads = 2;
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+// Control bits of MXCSR: exceptions masked (0x1f80), rounding 0x2000 down, 0x4000 up, 0x6000 towards zero, 0x0040
+// denormals are zero, 0x8000 flush to zero.
+Perturbation mxcsr_column() {
+  Perturbation column{"MXCSR", {}, ""};
+  for (const auto& [bits, label] : {std::pair{0x1f80u | 0x2000u, "caller rounds down"},
+                                    {0x1f80u | 0x4000u, "caller rounds up"},
+                                    {0x1f80u | 0x6000u | 0x8040u, "caller truncates, flushes denormals"}}) {
+    Variation v = plain(label);
+    v.mxcsr = bits;
+    v.threads = 2;
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+Perturbation process_column() {
+  Perturbation column{"process", {plain("a second process")}, ""};
+  column.variations.front().fresh_process = true;
+  return column;
+}
+
+Perturbation load_column(const AuditOptions& options) {
+  Perturbation column{"load", {}, ""};
+  for (int i = 1; i <= 2; ++i) {
+    Variation v = plain("machine under load " + std::to_string(i));
+    v.threads = *std::max_element(options.threads.begin(), options.threads.end());
+    v.busy_threads = usable_cores();
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+/// Keeps cores busy for a scope.
+class BusyThreads {
+ public:
+  explicit BusyThreads(int count) {
+    for (int i = 0; i < count; ++i) {
+      threads_.emplace_back([this] {
+        while (!stop_.load(std::memory_order_relaxed)) work_.fetch_add(1, std::memory_order_relaxed);
+      });
+    }
+  }
+  ~BusyThreads() {
+    stop_.store(true);
+    for (std::thread& thread : threads_) thread.join();
+  }
+  BusyThreads(const BusyThreads&) = delete;
+  BusyThreads& operator=(const BusyThreads&) = delete;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::atomic<std::uint64_t> work_{0};
+  std::vector<std::thread> threads_;
+};
+
+/// Compares one run with the plain one; `cells` is the column of the table.
+void compare(ProblemAudit& audit, std::size_t column, const Variation& variation,
+             const AuditRun& run, AuditReport& report) {
+  const std::vector<TensorDigest>& got = run.digests;
+  const std::string& name = audit.columns[column].name;
+  if (!run.mxcsr_kept) {
+    report.differences.push_back({audit.problem.name, "MXCSR of the caller", name, variation.label, "kept", "changed"});
+  }
+  for (std::size_t i = 0; i < audit.digests.size(); ++i) {
+    std::string& cell = audit.cells[i][column];
+    if (!got[i].digest) continue;
+    ++report.comparisons;
+    if (cell == "-") cell = "ok";
+    if (*got[i].digest == *audit.digests[i].digest) continue;
+    cell = "DIFFERS";
+    report.differences.push_back(
+        {audit.problem.name, got[i].tensor, name, variation.label, *audit.digests[i].digest, *got[i].digest});
+  }
+}
+
+}  // namespace
+
+std::vector<Perturbation> perturbations(const AuditOptions& options) {
+  std::vector<Perturbation> columns = {repeat_column(options), thread_column(options), order_column(options)};
+  for (const CpuIsa isa : options.levels) columns.push_back(level_column(isa));
+  columns.push_back(memory_column());
+  columns.push_back(address_column());
+  columns.push_back(recompute_column(options));
+  columns.push_back(packing_column());
+  columns.push_back(mxcsr_column());
+  columns.push_back(process_column());
+  columns.push_back(load_column(options));
+  return columns;
+}
+
+AuditReport run_audit(const std::string& module, const AuditSubject& subject, const AuditOptions& options) {
+  AuditReport report;
+  report.module = module;
+  const bool progress = isatty(STDERR_FILENO) == 1;
+  const auto elsewhere = digests_of_fresh_process(module);
+  for (std::size_t p = 0; p < subject.problems().size(); ++p) {
+    ProblemAudit audit;
+    audit.problem = subject.problems()[p];
+    audit.digests = subject.run(p, plain("plain")).digests;
+    audit.columns = perturbations(options);
+    audit.cells.assign(audit.digests.size(), std::vector<std::string>(audit.columns.size(), "-"));
+    for (std::size_t c = 0; c < audit.columns.size(); ++c) {
+      const Perturbation& column = audit.columns[c];
+      if (progress) std::fprintf(stderr, "\r\033[K%s: %s", audit.problem.name.c_str(), column.name.c_str());
+      for (auto& row : audit.cells) {
+        if (!column.not_run.empty()) row[c] = column.not_run;
+      }
+      for (const Variation& variation : column.variations) {
+        if (variation.fresh_process) {
+          compare(audit, c, variation, AuditRun{elsewhere.at(p), true}, report);
+          continue;
+        }
+        const BusyThreads busy(variation.busy_threads);
+        compare(audit, c, variation, subject.run(p, variation), report);
+      }
+    }
+    report.problems.push_back(std::move(audit));
+  }
+  if (progress) std::fprintf(stderr, "\r\033[K");
+  return report;
+}
+
+}  // namespace cake::tool

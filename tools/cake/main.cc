@@ -1,0 +1,29 @@
+// The `cake` command. Exit codes: 0 success, 1 a check found something, 2 could not run (bad usage, an error).
+#include <cstdio>
+#include <exception>
+
+#include "cake/core/error.h"
+#include "commands.h"
+
+int main(int argc, char** argv) {
+  CLI::App app{"Training kernels whose name says whether gradients repeat bit for bit"};
+  app.require_subcommand(1);
+  int exit_code = 0;
+  cake::tool::add_info_command(app, exit_code);
+  cake::tool::add_audit_command(app, exit_code);
+  cake::tool::add_bench_command(app, exit_code);
+  cake::tool::add_train_command(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    const int code = app.exit(e);
+    return code == 0 ? 0 : 2;
+  } catch (const cake::Error& e) {
+    std::fprintf(stderr, "cake: %s: %s\n", cake::error_kind_name(e.kind()), e.what());
+    return 2;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "cake: %s\n", e.what());
+    return 2;
+  }
+  return exit_code;
+}
