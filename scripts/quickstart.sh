@@ -26,24 +26,28 @@ cake=build/cpu-release/tools/cake/cake
 say "This machine"
 "$cake" info
 
-# Some licence names are links to others: following the files alone takes every text once.
+out=runs/quickstart
+mkdir -p "$out"
+# The default text is this folder (a text reached through several links counts once).
 text=/usr/share/common-licenses
 [ -d "$text" ] || die "$text is missing (Debian package base-files); train on your own text: $cake train --text PATH"
-out=runs/quickstart
-mkdir -p "$out/text"
-find "$text/" -maxdepth 1 -type f -exec cp --no-preserve=mode,ownership -t "$out/text" {} +
 
-field() { python3 -c 'import json, sys; print(json.loads(sys.stdin.read().strip().splitlines()[-1])[sys.argv[1]])' "$1"; }
+# field NAME: a field of the last line of standard input, numbers shortened.
+field() {
+  python3 -c 'import json, sys
+value = json.loads(sys.stdin.read().strip().splitlines()[-1])[sys.argv[1]]
+print(f"{value:.4g}" if isinstance(value, float) else value)' "$1"
+}
 
 say "Training on $text with the defaults of cake train"
-"$cake" train --text "$out/text" --report "$out" --checkpoint "$out/model.ckpt" "${smoke[@]}" --json >"$out/last.json"
+"$cake" train --report "$out" --checkpoint "$out/model.ckpt" "${smoke[@]}" --json >"$out/last.json"
 echo "loss $(field loss_first <"$out/last.json") -> $(field loss_last <"$out/last.json") nats per byte," \
   "$(field tokens_per_s <"$out/last.json") tokens/s"
 
 say "The same $check_steps steps on 2 threads and on 1"
 declare -A digest
 for threads in 2 1; do
-  digest[$threads]=$("$cake" train --text "$out/text" --steps "$check_steps" --threads "$threads" --json | field digest)
+  digest[$threads]=$("$cake" train --steps "$check_steps" --threads "$threads" --json | field digest)
   echo "--threads $threads: ${digest[$threads]}"
 done
 [ "${digest[1]}" = "${digest[2]}" ] || die "the digests differ: the parameters depend on the number of threads"
@@ -51,7 +55,7 @@ echo "equal: every bit of the parameters is the same"
 
 say "Done"
 cat <<END
-Report:      $out/ (loss curve as SVG, log as JSON, checkpoint model.ckpt)
+Report:      $out/loss.svg (loss curve), $out/log.json (losses, digests), $out/model.ckpt (checkpoint)
 Your text:   $cake train --text PATH --report DIR     (a file or a folder)
 More:        $cake --help, README.md
 END

@@ -37,7 +37,8 @@ class Optimizer {
   /// Global L2 norm of a gradient: fixed blocks, then a float64 chain over them.
   double gradient_norm(const std::vector<float>& gradient) const;
   /// Updates `parameters` for step `step` (from 0); `norm` is gradient_norm(gradient). Returns the learning rate.
-  double update(std::int64_t step, const std::vector<float>& gradient, double norm, std::vector<float>& parameters);
+  double update(std::int64_t step, const std::vector<float>& gradient, double norm,
+                std::vector<float>& parameters);
 
   /// State of a checkpoint.
   std::vector<float> first, second;       ///< moments, laid out as the parameters

@@ -49,7 +49,8 @@ KdaSpec draw_spec(std::uint64_t seed) {
   if (spec.packed && random.chance(0.5)) spec.rows_past_end = random.integer(1, 80);
   spec.H = random.integer(1, 3);
   spec.HV = spec.H * random.integer(1, 3);
-  spec.K = draw_head_size(random);
+  // With one channel all keys are parallel, and sums cancel by any amount: HeadSizes and OneChannelWithBetaAboveOne.
+  spec.K = std::max<std::int64_t>(2, draw_head_size(random));
   spec.V = draw_head_size(random);
   while (work_of(spec) > 6e6) {
     if (spec.HV > spec.H) {
@@ -57,7 +58,7 @@ KdaSpec draw_spec(std::uint64_t seed) {
     } else if (spec.H > 1) {
       spec.H = spec.HV = 1;
     } else if (spec.K * spec.V > 64) {
-      (spec.K > spec.V ? spec.K : spec.V) /= 2;
+      (spec.K >= spec.V ? spec.K : spec.V) /= 2;
     } else {
       spec.lengths.pop_back();
     }
@@ -77,8 +78,7 @@ KdaSpec draw_spec(std::uint64_t seed) {
   if (random.chance(0.3)) spec.options.scale = static_cast<float>(random.uniform(-2.0, 2.0));
   spec.options.use_gate_in_kernel = random.chance(0.5);
   if (spec.options.use_gate_in_kernel) {
-    // A coarser gradient of the gate than the operands' has no limit of its own: draw the gate at least as fine.
-    spec.raw_gate_dtype = random.chance(0.5) ? DType::kFloat32 : spec.dtype;
+    spec.raw_gate_dtype = random.pick(float_dtypes());
     if (random.chance(0.5)) spec.options.lower_bound = static_cast<float>(random.uniform(-6.0, -0.01));
     spec.A_log = !spec.options.lower_bound || random.chance(0.5);
     spec.dt_bias = random.chance(0.6);

@@ -51,11 +51,6 @@ void parse_extent(const std::string& part, std::map<std::string, Extent>& extent
 
 }  // namespace
 
-bool BenchOptions::is_stated_problem() const {
-  return T == 4096 && H == 4 && K == 128 && V == 128 && dtype == DType::kFloat32 && threads == 1 &&
-         isa != CpuIsa::kBase;
-}
-
 void parse_shape(const std::string& text, BenchOptions& options) {
   std::map<std::string, Extent> extents = {
       {"T", {&options.T, 1, 1 << 20, 1, "T from 1 to 1048576"}},

@@ -72,6 +72,11 @@ constexpr std::int64_t kCopyFloats = 8 << 20;  // 32 MiB each way: beyond the ca
 
 }  // namespace
 
+bool BenchOptions::is_stated_problem() const {
+  return T == 4096 && H == 4 && K == 128 && V == 128 && dtype == DType::kFloat32 && threads == 1 &&
+         isa != CpuIsa::kBase;
+}
+
 std::vector<double> BenchCase::sorted() const {
   std::vector<double> values;
   for (const auto& sample : seconds) {

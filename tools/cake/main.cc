@@ -13,6 +13,12 @@ int main(int argc, char** argv) {
   cake::tool::add_audit_command(app, exit_code);
   cake::tool::add_bench_command(app, exit_code);
   cake::tool::add_train_command(app, exit_code);
+  // The parser would only say that a command is missing.
+  const auto is_first = [&](const CLI::App* command) { return command->check_name(argv[1]); };
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_first).empty()) {
+    std::fprintf(stderr, "cake: unknown command \"%s\" (cake --help lists them)\n", argv[1]);
+    return 2;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -28,7 +28,7 @@ namespace {
 namespace lm = train_lm;
 
 constexpr const char* kDefaultText = "/usr/share/common-licenses";
-constexpr std::int64_t kDefaultSteps = 400;
+constexpr std::int64_t kDefaultSteps = 250;
 constexpr int kInterrupted = 130;  // as a shell reports SIGINT
 
 std::atomic<bool> g_stop{false};
@@ -209,7 +209,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
   add_field(*command, *o, "--heads", "KDA heads; width / heads is a multiple of 16, at most 256",
             [](Config& c) -> auto& { return c.model.heads; });
   add_field(*command, *o, "--seed", "Of the initial values and the order of the text",
-            [](Config& c) -> auto& { return c.seed; });
+            [](Config& c) -> auto& { return c.seed; })
+      ->check(CLI::NonNegativeNumber);
   add_field(*command, *o, "--learning-rate", "At the top of the schedule",
             [](Config& c) -> auto& { return c.optimizer.learning_rate; });
   add_field(*command, *o, "--warmup-steps", "Steps of the linear warm-up",
