@@ -49,8 +49,9 @@ KdaSpec draw_spec(std::uint64_t seed) {
   if (spec.packed && random.chance(0.5)) spec.rows_past_end = random.integer(1, 80);
   spec.H = random.integer(1, 3);
   spec.HV = spec.H * random.integer(1, 3);
-  // With one channel all keys are parallel, and sums cancel by any amount: HeadSizes and OneChannelWithBetaAboveOne.
-  spec.K = std::max<std::int64_t>(2, draw_head_size(random));
+  // With few channels keys are nearly parallel, and the chunk form's sums cancel by any amount: HeadSizes and
+  // OneChannelWithBetaAboveOne have those.
+  spec.K = std::max<std::int64_t>(4, draw_head_size(random));
   spec.V = draw_head_size(random);
   while (work_of(spec) > 6e6) {
     if (spec.HV > spec.H) {

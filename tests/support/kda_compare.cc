@@ -126,7 +126,7 @@ class Judge {
     scale = std::sqrt(scale);
     const double error = norm_of_difference(block, got, expected);
     const double slack = smallest_step(tensor.dtype) * std::sqrt(static_cast<double>(block.elements.size()));
-    const double limit = how_.factor * kda_limit(name, tensor.dtype);
+    const double limit = how_.factor * kda_limit(name, tensor.dtype, p_.spec.dtype);
     if (error <= limit * scale + slack) {
       record(name, tensor.dtype, block, std::max(0.0, error - slack) / scale, limit);
       return "";
@@ -217,9 +217,9 @@ bool chosen(const std::vector<std::string>& only, const std::string& name) {
 
 }  // namespace
 
-double kda_limit(const std::string& tensor, DType dtype) {
-  if (dtype == DType::kFloat32) return 2e-5;
-  if (dtype == DType::kFloat16) return 1e-3;
+double kda_limit(const std::string& tensor, DType held, DType dtype) {
+  if (held == DType::kFloat32) return dtype == DType::kFloat32 ? 2e-5 : 1e-4;
+  if (held == DType::kFloat16) return 1e-3;
   if (tensor == "out") return 5e-3;
   return tensor == "dg" || tensor == "dbeta" ? 1e-2 : 8e-3;
 }

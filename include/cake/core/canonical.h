@@ -10,8 +10,9 @@ inline constexpr std::int64_t kChunk = 64;
 /// Rows of a sub-chunk: decays are running products inside one.
 inline constexpr std::int64_t kSubChunk = 16;
 
-/// Tokens of a canonical segment on the CPU, counted from a document's first row. 4096 is the shortest document for
-/// which the extra pass of a segment's summary is paid by a second core; docs/kda.md has the measurement.
+/// Tokens of a canonical segment on the CPU, counted from a document's first row. Splitting a document of 16384 tokens
+/// costs 24 % on one core and gives 1.6 times the speed with four cores for one head (docs/perf/kda_cpu.md has the
+/// table); a document of at most this many tokens pays nothing.
 /// A test build (CMake: CAKE_TEST_SEGMENT) makes it short, so that short documents exercise folds.
 #ifdef CAKE_TEST_SEGMENT
 inline constexpr std::int64_t kSegment = CAKE_TEST_SEGMENT;
