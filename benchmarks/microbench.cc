@@ -70,15 +70,15 @@ void run_dense_gemm(benchmark::State& state, CpuIsa isa) {
     benchmark::DoNotOptimize(c.data());
     benchmark::ClobberMemory();
   }
-  state.counters["flops"] = benchmark::Counter(2.0 * static_cast<double>(n * n * n),
-                                               benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["flops"] =
+      benchmark::Counter(2.0 * static_cast<double>(n * n * n), benchmark::Counter::kIsIterationInvariantRate);
 }
 
 void register_level(CpuIsa isa) {
   const SimdKernels& k = cake::simd_kernels(isa);
   const std::string level = std::string("/") + cake::cpu_isa_name(isa);
-  const std::pair<const char*, Function> functions[] = {{"exp", k.exp},         {"log", k.log},
-                                                        {"log1p", k.log1p},     {"sigmoid", k.sigmoid},
+  const std::pair<const char*, Function> functions[] = {{"exp", k.exp},           {"log", k.log},
+                                                        {"log1p", k.log1p},       {"sigmoid", k.sigmoid},
                                                         {"softplus", k.softplus}, {"rsqrt", k.rsqrt}};
   for (const auto& [name, function] : functions) {
     benchmark::RegisterBenchmark((name + level).c_str(), run_function, function);

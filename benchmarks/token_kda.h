@@ -1,6 +1,7 @@
 // KDA token by token: the peers that `cake bench` times the packages against. Two versions of one recurrence, straight
 // from the definition in cake/kda_det_train.h: one with the 16-lane SIMD type, one of plain loops.
-// tests/tools/token_kda_test.cc checks both against the float64 reference; `cake bench` checks them against the package.
+// tests/tools/token_kda_test.cc checks both against the float64 reference; `cake bench` checks them against the
+// package.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +17,20 @@ inline constexpr std::int64_t kCheckpointTokens = 64;
 /// One document without initial state, fp32, contiguous, natural-log gate, one value head per q/k head.
 struct TokenProblem {
   std::int64_t T = 0, H = 1;
-  std::int64_t K = 0, V = 0;      ///< multiples of 16, at most 256
+  std::int64_t K = 0, V = 0;  ///< multiples of 16, at most 256
   float scale = 1.0f;
-  const float* q = nullptr;       ///< [T, H, K]
-  const float* k = nullptr;       ///< [T, H, K]
-  const float* v = nullptr;       ///< [T, H, V]
-  const float* g = nullptr;       ///< [T, H, K]
-  const float* beta = nullptr;    ///< [T, H]
-  const float* dout = nullptr;    ///< [T, H, V]; read by the backward only
+  const float* q = nullptr;     ///< [T, H, K]
+  const float* k = nullptr;     ///< [T, H, K]
+  const float* v = nullptr;     ///< [T, H, V]
+  const float* g = nullptr;     ///< [T, H, K]
+  const float* beta = nullptr;  ///< [T, H]
+  const float* dout = nullptr;  ///< [T, H, V]; read by the backward only
 };
 
 /// What the two passes write; the gradients may be null for a forward.
 struct TokenResults {
-  float* out = nullptr;          ///< [T, H, V]
-  float* final_state = nullptr;  ///< [H, K, V]
+  float* out = nullptr;                                                                ///< [T, H, V]
+  float* final_state = nullptr;                                                        ///< [H, K, V]
   float *dq = nullptr, *dk = nullptr, *dv = nullptr, *dg = nullptr, *dbeta = nullptr;  ///< shapes of the operands
 };
 

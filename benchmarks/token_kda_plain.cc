@@ -1,4 +1,5 @@
-// KDA token by token as plain loops, the way the recurrence reads; the compiler vectorises what it can. One head a call.
+// KDA token by token as plain loops, the way the recurrence reads; the compiler vectorises what it can. One head a
+// call.
 //   forward, per token:  S = diag(a) S;  w = v - S^T k;  S += k (beta w)^T;  o = scale S^T q
 //   backward, last token first, with D the gradient of the state after the token and r = beta w:
 //     D += scale q dout^T;  dq = scale S dout;  dr = D^T k;  dk = D r;  dbeta = dr.w;  dv = beta dr

@@ -101,10 +101,9 @@ void save_checkpoint(const std::string& path, const TrainState& state) {
   const std::string header = header_of(state, table).dump();
   std::vector<double> history;
   for (const StepRecord& r : state.history) history.insert(history.end(), {r.loss, r.learning_rate, r.gradient_norm});
-  const std::uint64_t sizes[3] = {
-      kCheckpointVersion, header.size(),
-      bytes_of(state.parameters).size() + bytes_of(state.first).size() + bytes_of(state.second).size() +
-          bytes_of(history).size()};
+  const std::uint64_t sizes[3] = {kCheckpointVersion, header.size(),
+                                  bytes_of(state.parameters).size() + bytes_of(state.first).size() +
+                                      bytes_of(state.second).size() + bytes_of(history).size()};
   std::vector<std::string_view> parts = {kMagic,
                                          {reinterpret_cast<const char*>(sizes), sizeof sizes},
                                          header,

@@ -189,7 +189,8 @@ Batch Batcher::next() {
 }
 
 void Batcher::seek(const DataPosition& position) {
-  if (position.epoch < 0) throw InvalidArgument("position: got epoch " + std::to_string(position.epoch) + ", expected 0 or more");
+  if (position.epoch < 0)
+    throw InvalidArgument("position: got epoch " + std::to_string(position.epoch) + ", expected 0 or more");
   plan_epoch(position.epoch);
   const bool inside = position.document >= 0 && position.document < static_cast<std::int64_t>(documents_.size()) &&
                       position.offset >= 0 &&

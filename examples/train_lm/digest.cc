@@ -18,7 +18,9 @@ struct Sha256::Impl {
   ~Impl() { EVP_MD_CTX_free(context); }
 };
 
-Sha256::Sha256() : impl_(std::make_unique<Impl>()) { require(EVP_DigestInit_ex(impl_->context, EVP_sha256(), nullptr)); }
+Sha256::Sha256() : impl_(std::make_unique<Impl>()) {
+  require(EVP_DigestInit_ex(impl_->context, EVP_sha256(), nullptr));
+}
 Sha256::~Sha256() = default;
 
 void Sha256::add(const void* data, std::size_t bytes) { require(EVP_DigestUpdate(impl_->context, data, bytes)); }

@@ -136,8 +136,7 @@ void silu_backward(i64 count, const float* c, float* dy) {
   }
 }
 
-void conv_input(i64 rows, i64 n, const float* dc, const std::int32_t* after, const float* w, float* dx,
-                i64 dx_stride) {
+void conv_input(i64 rows, i64 n, const float* dc, const std::int32_t* after, const float* w, float* dx, i64 dx_stride) {
   for (i64 t = 0; t < rows; ++t, dc += n, dx += dx_stride) {
     const int later = after[t];
     for (i64 i = 0; i < n; i += kLanes) {
@@ -243,10 +242,10 @@ void adamw(i64 n, const AdamWStep& s, const float* gradient, float* p, float* m,
 
 extern const TrainKernels kTrainKernels;
 const TrainKernels kTrainKernels = {
-    rmsnorm_forward,    rmsnorm_backward,    rmsnorm_weight,    gated_norm_forward, gated_norm_backward,
-    gated_norm_weight,  conv_forward,        silu_backward,     conv_input,         conv_weight,
-    swiglu_forward,     swiglu_backward,     cross_entropy,     embedding_weight,   fold,
-    adamw,
+    rmsnorm_forward,     rmsnorm_backward,  rmsnorm_weight, gated_norm_forward,
+    gated_norm_backward, gated_norm_weight, conv_forward,   silu_backward,
+    conv_input,          conv_weight,       swiglu_forward, swiglu_backward,
+    cross_entropy,       embedding_weight,  fold,           adamw,
 };
 
 }  // namespace cake::CAKE_ISA_NAMESPACE

@@ -59,8 +59,8 @@ void gated_norm_backward(ShardReducer& reducer, std::int64_t heads, std::int64_t
                                 rstd + t * heads, d_o + t * d, dz.data + t * dz.stride, dz.stride);
   });
   reducer.reduce(n, dw, [=, &kernels](std::int64_t t, std::int64_t count, float* dst) {
-    kernels.gated_norm_weight(count, heads, n, dy + t * d, o + t * d, z.data + t * z.stride, z.stride,
-                              rstd + t * heads, dst);
+    kernels.gated_norm_weight(count, heads, n, dy + t * d, o + t * d, z.data + t * z.stride, z.stride, rstd + t * heads,
+                              dst);
   });
 }
 

@@ -68,7 +68,8 @@ void draw_axes(std::string& svg, const Frame& frame) {
     const double x = frame.x(i * dx);
     fmt::format_to(add, "<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#444444\"/>\n", x, x,
                    bottom, bottom + 5);
-    fmt::format_to(add, "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.6g}</text>\n", x, bottom + 20, i * dx);
+    fmt::format_to(add, "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.6g}</text>\n", x, bottom + 20,
+                   i * dx);
   }
   fmt::format_to(add, "<path d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\" fill=\"none\" stroke=\"#444444\"/>\n", kLeft, kTop,
                  bottom, right);

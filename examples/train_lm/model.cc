@@ -65,9 +65,9 @@ KdaTensors<View> Model::kda_tensors(Float* qkv, Float* proj, Float* a_log, Float
 }
 
 KdaInputs Model::kda_inputs(const BlockState& s, const BlockOffsets& at, const float* p) const {
-  return {kda_tensors<ConstTensorView>(s.qkv.data(), s.proj.data(), p + at.A_log, p + at.dt_bias),
-          ConstTensorView::contiguous(cu_seqlens_.data(), DType::kInt32,
-                                      {static_cast<std::int64_t>(cu_seqlens_.size())})};
+  return {
+      kda_tensors<ConstTensorView>(s.qkv.data(), s.proj.data(), p + at.A_log, p + at.dt_bias),
+      ConstTensorView::contiguous(cu_seqlens_.data(), DType::kInt32, {static_cast<std::int64_t>(cu_seqlens_.size())})};
 }
 
 void Model::block_forward(int layer, const float* p, float* out) {
@@ -118,10 +118,9 @@ void Model::kda_backward(BlockState& s, const BlockOffsets& at, const float* p, 
     // The output is the constant zero: nothing flows into q, k, v, the gate, beta or the convolution.
     std::fill(dproj_.begin(), dproj_.end(), 0.0f);
   } else {
-    s.kda->backward(
-        kda_inputs(s, at, p),
-        TensorView::contiguous(d_o_.data(), DType::kFloat32, {1, rows_, config_.heads, config_.head_dim()}),
-        kda_tensors<TensorView>(dqkv_.data(), dproj_.data(), g + at.A_log, g + at.dt_bias));
+    s.kda->backward(kda_inputs(s, at, p),
+                    TensorView::contiguous(d_o_.data(), DType::kFloat32, {1, rows_, config_.heads, config_.head_dim()}),
+                    kda_tensors<TensorView>(dqkv_.data(), dproj_.data(), g + at.A_log, g + at.dt_bias));
     conv_silu_backward(reducer_, 3 * d, dqkv_.data(), proj, documents(), p + at.conv, s.conv.data(), dproj,
                        g + at.conv);
   }

@@ -56,8 +56,8 @@ class Model {
   ShardReducer reducer_;
   std::vector<BlockState> blocks_;
   std::vector<std::int32_t> before_, after_, cu_seqlens_;
-  std::vector<float> last_, rstd_, normed_, logits_, loss_;  ///< input of the final norm and what follows it
-  std::vector<float> dx_;                                    ///< gradient of the residual stream [T, d]
+  std::vector<float> last_, rstd_, normed_, logits_, loss_;   ///< input of the final norm and what follows it
+  std::vector<float> dx_;                                     ///< gradient of the residual stream [T, d]
   std::vector<float> dn_, dproj_, dqkv_, d_o_, dgated_, dh_;  ///< shared by the blocks
 };
 

@@ -38,9 +38,11 @@ double cos_pi(double x) {
 }
 
 double learning_rate_at(const OptimizerConfig& c, std::int64_t step) {
-  if (step < c.warmup_steps) return c.learning_rate * static_cast<double>(step + 1) / static_cast<double>(c.warmup_steps);
+  if (step < c.warmup_steps)
+    return c.learning_rate * static_cast<double>(step + 1) / static_cast<double>(c.warmup_steps);
   const std::int64_t fall = c.schedule_steps - c.warmup_steps;
-  const double x = fall <= 0 ? 1.0 : std::min(1.0, static_cast<double>(step - c.warmup_steps) / static_cast<double>(fall));
+  const double x =
+      fall <= 0 ? 1.0 : std::min(1.0, static_cast<double>(step - c.warmup_steps) / static_cast<double>(fall));
   return c.learning_rate * (c.final_ratio + (1.0 - c.final_ratio) * 0.5 * (1.0 + cos_pi(x)));
 }
 

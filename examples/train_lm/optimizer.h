@@ -11,7 +11,7 @@ namespace cake::train_lm {
 
 /// Settings of the optimizer.
 struct OptimizerConfig {
-  double learning_rate = 4e-3;    ///< at the top of the schedule
+  double learning_rate = 4e-3;  ///< at the top of the schedule
   std::int64_t warmup_steps = 20;
   std::int64_t schedule_steps = 1;  ///< where the cosine ends
   double final_ratio = 0.1;         ///< of the learning rate, from the end of the cosine on
@@ -37,12 +37,11 @@ class Optimizer {
   /// Global L2 norm of a gradient: fixed blocks, then a float64 chain over them.
   double gradient_norm(const std::vector<float>& gradient) const;
   /// Updates `parameters` for step `step` (from 0); `norm` is gradient_norm(gradient). Returns the learning rate.
-  double update(std::int64_t step, const std::vector<float>& gradient, double norm,
-                std::vector<float>& parameters);
+  double update(std::int64_t step, const std::vector<float>& gradient, double norm, std::vector<float>& parameters);
 
   /// State of a checkpoint.
-  std::vector<float> first, second;       ///< moments, laid out as the parameters
-  double power1 = 1.0, power2 = 1.0;      ///< beta^(updates done)
+  std::vector<float> first, second;   ///< moments, laid out as the parameters
+  double power1 = 1.0, power2 = 1.0;  ///< beta^(updates done)
 
  private:
   struct Block {

@@ -83,7 +83,8 @@ std::vector<float> initial_parameters(const ParameterTable& table, const ModelCo
   const auto uniform = [&](std::int64_t offset, float low, float high) {
     Random random(seed, RandomStream::kInit, substream++);
     const std::int64_t n = numel_at(offset);
-    for (std::int64_t i = 0; i < n; ++i) values[static_cast<std::size_t>(offset + i)] = low + (high - low) * random.uniform();
+    for (std::int64_t i = 0; i < n; ++i)
+      values[static_cast<std::size_t>(offset + i)] = low + (high - low) * random.uniform();
   };
   // Uniform with the given standard deviation.
   const auto spread = [&](std::int64_t offset, float deviation) {

@@ -36,8 +36,8 @@ class Random {
   /// 32 random bits.
   std::uint32_t bits() {
     if (used_ == 4) {
-      block_ = philox({static_cast<std::uint32_t>(index_), static_cast<std::uint32_t>(index_ >> 32), substream_, stream_},
-                      key_);
+      block_ = philox(
+          {static_cast<std::uint32_t>(index_), static_cast<std::uint32_t>(index_ >> 32), substream_, stream_}, key_);
       ++index_;
       used_ = 0;
     }

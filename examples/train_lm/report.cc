@@ -45,10 +45,8 @@ std::string log_json(const Trainer& trainer, const std::vector<DigestRecord>& di
   j["steps"] = nlohmann::ordered_json::array();
   std::int64_t step = 0;
   for (const StepRecord& r : trainer.history()) {
-    j["steps"].push_back({{"step", ++step},
-                          {"loss", r.loss},
-                          {"learning_rate", r.learning_rate},
-                          {"gradient_norm", r.gradient_norm}});
+    j["steps"].push_back(
+        {{"step", ++step}, {"loss", r.loss}, {"learning_rate", r.learning_rate}, {"gradient_norm", r.gradient_norm}});
   }
   j["digests"] = nlohmann::ordered_json::array();
   for (const DigestRecord& d : digests) j["digests"].push_back({{"step", d.step}, {"digest", d.digest}});
@@ -66,8 +64,8 @@ void write_report(const std::string& folder, const Trainer& trainer, const std::
                   const RunResult& result) {
   create_report_folder(folder);
   const std::filesystem::path base(folder);
-  const std::string title =
-      fmt::format("cake train: {} parameters, {} bytes of text", trainer.table().count(), trainer.corpus().bytes.size());
+  const std::string title = fmt::format("cake train: {} parameters, {} bytes of text", trainer.table().count(),
+                                        trainer.corpus().bytes.size());
   const std::string svg = loss_curve_svg(trainer.history(), title), log = log_json(trainer, digests, result);
   write_file_atomically((base / "loss.svg").string(), {svg}, "report");
   write_file_atomically((base / "log.json").string(), {log}, "report");

@@ -38,7 +38,7 @@ struct StepRecord {
 /// What a checkpoint holds.
 struct TrainState {
   TrainConfig config;
-  std::string text_digest;     ///< of the corpus: "sha256:..."
+  std::string text_digest;  ///< of the corpus: "sha256:..."
   std::int64_t text_bytes = 0;
   DataPosition position;
   double power1 = 1.0, power2 = 1.0;

@@ -30,10 +30,10 @@ enum class SaveMode {
 /// Operands. B documents of S rows each, or with cu_seqlens one row of packed documents (then B is 1).
 /// q, k, v and beta share one of fp32, bf16, fp16; any strides. Each view may be empty when S is 0.
 struct Inputs {
-  ConstTensorView q;              ///< [B, S, H, K], 1 <= K <= 256
-  ConstTensorView k;              ///< [B, S, H, K]
-  ConstTensorView v;              ///< [B, S, HV, V], HV a multiple of H, 1 <= V <= 256
-  ConstTensorView g;              ///< [B, S, HV, K] fp32 natural-log decay <= 0; raw gate (any float dtype) with use_gate_in_kernel
+  ConstTensorView q;  ///< [B, S, H, K], 1 <= K <= 256
+  ConstTensorView k;  ///< [B, S, H, K]
+  ConstTensorView v;  ///< [B, S, HV, V], HV a multiple of H, 1 <= V <= 256
+  ConstTensorView g;  ///< [B, S, HV, K] fp32 natural-log decay <= 0; raw gate (any float dtype) with use_gate_in_kernel
   ConstTensorView beta;           ///< [B, S, HV] in the dtype of q or fp32; a logit with use_beta_sigmoid_in_kernel
   ConstTensorView cu_seqlens;     ///< int32 [N + 1] row offsets: first 0, non-decreasing, last <= S; optional
   ConstTensorView initial_state;  ///< fp32 [N, HV, K, V]; optional (zero). N = B without cu_seqlens
@@ -43,17 +43,17 @@ struct Inputs {
 
 /// Options, the same in forward and backward.
 struct Options {
-  std::optional<float> scale;              ///< of the output; K^-1/2 when not set
-  bool use_gate_in_kernel = false;         ///< g is raw: -exp(A_log) softplus(g + dt_bias), or the lower-bound form
-  std::optional<float> lower_bound;        ///< gate lower_bound * sigmoid(exp(A_log) (g + dt_bias)); < 0
-  bool use_qk_l2norm_in_kernel = false;    ///< q and k rows are divided by sqrt(sum of squares + 1e-6)
-  bool use_beta_sigmoid_in_kernel = false; ///< beta = sigmoid(beta)
-  bool allow_neg_eigval = false;           ///< beta is doubled after the sigmoid; needs use_beta_sigmoid_in_kernel
-  SaveMode save_mode = SaveMode::kLight;   ///< kTape: NotSupported in this version
-  bool lean = false;                       ///< NotSupported in this version
-  std::int64_t tail_passes = 1;            ///< above 1: NotSupported in this version
-  std::optional<std::int64_t> batch_tokens;         ///< NotSupported in this version
-  std::optional<std::int64_t> max_docs_per_batch;   ///< NotSupported in this version
+  std::optional<float> scale;                ///< of the output; K^-1/2 when not set
+  bool use_gate_in_kernel = false;           ///< g is raw: -exp(A_log) softplus(g + dt_bias), or the lower-bound form
+  std::optional<float> lower_bound;          ///< gate lower_bound * sigmoid(exp(A_log) (g + dt_bias)); < 0
+  bool use_qk_l2norm_in_kernel = false;      ///< q and k rows are divided by sqrt(sum of squares + 1e-6)
+  bool use_beta_sigmoid_in_kernel = false;   ///< beta = sigmoid(beta)
+  bool allow_neg_eigval = false;             ///< beta is doubled after the sigmoid; needs use_beta_sigmoid_in_kernel
+  SaveMode save_mode = SaveMode::kLight;     ///< kTape: NotSupported in this version
+  bool lean = false;                         ///< NotSupported in this version
+  std::int64_t tail_passes = 1;              ///< above 1: NotSupported in this version
+  std::optional<std::int64_t> batch_tokens;  ///< NotSupported in this version
+  std::optional<std::int64_t> max_docs_per_batch;  ///< NotSupported in this version
 };
 
 /// Results of the forward. Rows past the last offset are written as 0.
@@ -77,13 +77,13 @@ struct Gradients {
 /// Sizes for the byte queries. Without cu_seqlens the answer is an upper bound over every packing of num_docs
 /// documents into S rows of each of the B rows; with it the answer is exact.
 struct Shape {
-  std::int64_t B = 1;         ///< rows of the batch; 1 with cu_seqlens
-  std::int64_t S = 0;         ///< tokens of a row
-  std::int64_t num_docs = 1;  ///< documents in all
-  std::int64_t H = 1;         ///< heads of q and k
-  std::int64_t HV = 1;        ///< heads of v, a multiple of H
-  std::int64_t K = 0;         ///< head dimension of q and k
-  std::int64_t V = 0;         ///< head dimension of v
+  std::int64_t B = 1;                    ///< rows of the batch; 1 with cu_seqlens
+  std::int64_t S = 0;                    ///< tokens of a row
+  std::int64_t num_docs = 1;             ///< documents in all
+  std::int64_t H = 1;                    ///< heads of q and k
+  std::int64_t HV = 1;                   ///< heads of v, a multiple of H
+  std::int64_t K = 0;                    ///< head dimension of q and k
+  std::int64_t V = 0;                    ///< head dimension of v
   std::vector<std::int32_t> cu_seqlens;  ///< host copy of the offsets; empty: not known
   bool gate_param_grads = false;         ///< the backward returns dA_log or ddt_bias
 };

@@ -66,7 +66,8 @@ std::vector<CpuIsa> supported_cpu_isas() {
 CpuIsa current_cpu_isa() { return t_isa >= 0 ? static_cast<CpuIsa>(t_isa) : default_isa(); }
 
 ScopedCpuIsa::ScopedCpuIsa(CpuIsa isa) : before_(t_isa) {
-  if (!cpu_has(isa)) throw NotSupported(std::string("instruction-set level ") + cpu_isa_name(isa) + ": not on this CPU");
+  if (!cpu_has(isa))
+    throw NotSupported(std::string("instruction-set level ") + cpu_isa_name(isa) + ": not on this CPU");
   t_isa = static_cast<int>(isa);
 }
 

@@ -19,7 +19,8 @@ extern const SimdKernels kSimdKernels;
 }
 
 const SimdKernels& simd_kernels(CpuIsa isa) {
-  if (!cpu_isa_supported(isa)) throw NotSupported(std::string("instruction-set level ") + cpu_isa_name(isa) + ": not on this CPU");
+  if (!cpu_isa_supported(isa))
+    throw NotSupported(std::string("instruction-set level ") + cpu_isa_name(isa) + ": not on this CPU");
   switch (isa) {
     case CpuIsa::kBase: return isa_base::kSimdKernels;
     case CpuIsa::kV3: return isa_v3::kSimdKernels;

@@ -40,7 +40,9 @@ std::string Tag::text() const {
 }
 
 Tag Tag::parse(const std::string& text) {
-  const auto bad = [&]() { return InvalidArgument("tag: got \"" + text + "\", expected cake/<op>[/<mode>][/kcp]/<object>/v<n>"); };
+  const auto bad = [&]() {
+    return InvalidArgument("tag: got \"" + text + "\", expected cake/<op>[/<mode>][/kcp]/<object>/v<n>");
+  };
   std::vector<std::string> parts;
   std::size_t start = 0;
   for (;;) {
@@ -95,8 +97,8 @@ void check_tag(const Tag& given, const Tag& expected, const char* argument) {
     throw WrongMode(text);
   }
   if (same_kind) {
-    throw InvalidArgument(std::string(argument) + ": got a " + got + " of " + version_text(given) +
-                          ", expected " + version_text(expected));
+    throw InvalidArgument(std::string(argument) + ": got a " + got + " of " + version_text(given) + ", expected " +
+                          version_text(expected));
   }
   if (expected.object == "saved" && given.object == "saved") {
     throw InvalidArgument(std::string(argument) + ": got a " + got + ", expected a " + wanted);

@@ -121,7 +121,8 @@ void run_on_threads(Job& job, int workers) {
   allow_threads(workers);
   tbb::task_arena arena(workers);
   arena.execute([&] {
-    tbb::parallel_for(0, workers, [&](int worker) { job.run(worker); }, tbb::simple_partitioner());
+    tbb::parallel_for(
+        0, workers, [&](int worker) { job.run(worker); }, tbb::simple_partitioner());
   });
 }
 

@@ -22,12 +22,9 @@ kda::Operands operands_of(const Inputs& x) {
 kda::Settings settings_of(const Options& o) {
   kda::refuse_options("cake_kda_det_train", o.save_mode != SaveMode::kLight, o.lean, o.tail_passes, o.batch_tokens,
                       o.max_docs_per_batch);
-  return {o.scale,
-          o.use_gate_in_kernel,
-          o.lower_bound,
-          o.use_qk_l2norm_in_kernel,
-          o.use_beta_sigmoid_in_kernel,
-          o.allow_neg_eigval};
+  return {
+      o.scale,           o.use_gate_in_kernel, o.lower_bound, o.use_qk_l2norm_in_kernel, o.use_beta_sigmoid_in_kernel,
+      o.allow_neg_eigval};
 }
 
 kda::BackwardResults results_of(const Gradients& g) {
@@ -80,7 +77,8 @@ std::size_t forward_workspace_bytes(const Shape& shape, int threads) {
 }
 
 std::size_t backward_workspace_bytes(const Shape& shape, bool recompute, int threads) {
-  return kda::backward_bytes(extents_of(shape), recompute, shape.gate_param_grads, threads > 0 ? threads : num_threads());
+  return kda::backward_bytes(extents_of(shape), recompute, shape.gate_param_grads,
+                             threads > 0 ? threads : num_threads());
 }
 
 std::size_t saved_bytes(const Shape& shape, SaveMode save_mode) {

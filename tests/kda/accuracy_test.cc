@@ -19,7 +19,7 @@ TEST_P(KdaAccuracy, DocumentLengthsAroundChunksAndSegments) {
   set_long_document_heads(spec);
   for (const bool initial : {false, true}) {
     spec.initial_state = spec.d_final_state = initial;
-    spec.gate = initial ? GateRegime::kWeak : GateRegime::kModerate;  // weak: states reach over whole segments
+    spec.gate = initial ? kFaintGate : GateRegime::kModerate;
     spec.seed = 11;
     EXPECT_TRUE(accurate(spec));
   }
@@ -35,7 +35,7 @@ TEST_P(KdaAccuracy, DocumentLengthsWithEveryActivation) {
   spec.initial_state = true;
   spec.seed = 12;
   EXPECT_TRUE(accurate(spec));
-  spec.options.lower_bound = -0.05f;
+  spec.options.lower_bound = kFaintBound;
   EXPECT_TRUE(accurate(spec));
 }
 

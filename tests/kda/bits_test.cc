@@ -24,11 +24,13 @@ KdaProblem rich_problem(DType dtype = DType::kFloat32) {
   spec.rows_past_end = 9;
   spec.H = 2;
   spec.HV = 4;
+  spec.beta_max = kShortSegments ? 1.0 : 0.01;
   spec.K = kShortSegments ? 60 : 7;
   spec.V = kShortSegments ? 40 : 16;
   spec.dtype = spec.raw_gate_dtype = dtype;
   spec.initial_state = true;
   use_every_activation(spec);
+  spec.options.lower_bound = kFaintBound;
   spec.seed = 1;
   return make_problem(spec);
 }
@@ -120,7 +122,8 @@ TEST(KdaBits, EveryGateRegimeOnEveryLevel) {
     const KdaResults expected = run(problem);
     EXPECT_TRUE(matches_reference(problem, expected));
     for (const CpuIsa isa : supported_cpu_isas()) {
-      EXPECT_TRUE(same_bits(expected, run(problem, {.isa = isa}))) << cpu_isa_name(isa) << ' ' << gate_regime_name(gate);
+      EXPECT_TRUE(same_bits(expected, run(problem, {.isa = isa})))
+          << cpu_isa_name(isa) << ' ' << gate_regime_name(gate);
     }
   }
 }
@@ -214,6 +217,7 @@ TEST(KdaBits, AppendedTokensLeaveEarlierOutputsAlone) {
   KdaSpec spec;
   spec.lengths = {3 * kSegment + 1};
   set_long_document_heads(spec);
+  spec.gate = kFaintGate;
   spec.initial_state = true;
   spec.seed = 5;
   const KdaProblem problem = make_problem(spec);

@@ -14,8 +14,8 @@ namespace {
 
 using kda_det_train::backward_workspace_bytes;
 using kda_det_train::forward_workspace_bytes;
-using kda_det_train::saved_bytes;
 using kda_det_train::Saved;
+using kda_det_train::saved_bytes;
 using kda_det_train::Workspace;
 
 KdaProblem sized_problem(std::int64_t group, bool raw_gate) {
@@ -63,11 +63,15 @@ TEST(KdaBytes, ExactSizesAreEnoughAndOneByteLessIsRefused) {
       };
       GuardedMemory small(forward_size - 1, kNanPattern, 1);
       Workspace small_workspace(small.data(), small.size());
-      EXPECT_NE(out_of_memory([&] { forward(p.inputs(), {out.view(), {}}, options, &small_workspace); }).find("workspace"),
+      EXPECT_NE(out_of_memory([&] {
+                  forward(p.inputs(), {out.view(), {}}, options, &small_workspace);
+                }).find("workspace"),
                 std::string::npos);
       GuardedMemory small_set(saved_size - 1, kNanPattern, 1);
       Saved too_small(small_set.data(), small_set.size());
-      EXPECT_NE(out_of_memory([&] { forward(p.inputs(), {out.view(), {}}, options, nullptr, &too_small); }).find("saved"),
+      EXPECT_NE(out_of_memory([&] {
+                  forward(p.inputs(), {out.view(), {}}, options, nullptr, &too_small);
+                }).find("saved"),
                 std::string::npos);
       EXPECT_TRUE(too_small.empty());
       EXPECT_TRUE(untouched(out));
@@ -100,7 +104,8 @@ TEST(KdaBytes, ExactSizesAreEnoughAndOneByteLessIsRefused) {
         EXPECT_TRUE(same_bits(dg.gather(), expected.at("dg")));
         EXPECT_TRUE(enough.guards_intact());
       }
-      EXPECT_TRUE(exact.guards_intact() && exact_set.guards_intact() && small.guards_intact() && small_set.guards_intact());
+      EXPECT_TRUE(exact.guards_intact() && exact_set.guards_intact() && small.guards_intact() &&
+                  small_set.guards_intact());
     }
   }
 }
@@ -143,7 +148,8 @@ TEST(KdaBytes, WithoutOffsetsAnUpperBoundOverEveryPacking) {
                       recompute = backward_workspace_bytes(shape, true, 2);
     for (int packing = 0; packing < 10; ++packing) {
       std::vector<std::int32_t> offsets(static_cast<std::size_t>(shape.num_docs) + 1, 0);
-      for (std::size_t i = 1; i < offsets.size(); ++i) offsets[i] = static_cast<std::int32_t>(random.integer(0, shape.S));
+      for (std::size_t i = 1; i < offsets.size(); ++i)
+        offsets[i] = static_cast<std::int32_t>(random.integer(0, shape.S));
       if (packing % 2 == 0) offsets.back() = static_cast<std::int32_t>(shape.num_docs == 0 ? 0 : shape.S);
       std::sort(offsets.begin(), offsets.end());
       kda_det_train::Shape packed = shape;
@@ -160,8 +166,9 @@ TEST(KdaBytes, WithoutOffsetsAnUpperBoundOverEveryPacking) {
 TEST(KdaBytes, TheUpperBoundServesARealCall) {
   const KdaProblem p = sized_problem(2, true);
   GuardedMemory set(saved_bytes(p.shape(false)), kHugePattern, 1);
-  GuardedMemory memory(std::max(forward_workspace_bytes(p.shape(false)), backward_workspace_bytes(p.shape(false), false)),
-                       kHugePattern, 1);
+  GuardedMemory memory(
+      std::max(forward_workspace_bytes(p.shape(false)), backward_workspace_bytes(p.shape(false), false)), kHugePattern,
+      1);
   Saved saved(set.data(), set.size());
   Workspace workspace(memory.data(), memory.size());
   EXPECT_EQ(workspace.nbytes(), memory.size());
@@ -212,7 +219,9 @@ TEST(KdaBytes, QueriesRefuseImpossibleShapes) {
     change(shape);
     for (const int query : {0, 1, 2}) {
       try {
-        query == 0 ? saved_bytes(shape) : query == 1 ? forward_workspace_bytes(shape) : backward_workspace_bytes(shape, true);
+        query == 0   ? saved_bytes(shape)
+        : query == 1 ? forward_workspace_bytes(shape)
+                     : backward_workspace_bytes(shape, true);
         ADD_FAILURE() << name << ": accepted by query " << query;
       } catch (const InvalidArgument& error) {
         EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();

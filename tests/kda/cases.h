@@ -19,11 +19,19 @@ inline std::vector<std::int64_t> border_lengths() {
   return {0, 1, 63, 64, 65, kSegment - 1, kSegment, 2 * kSegment + 1, 3 * kSegment + 1};
 }
 
-/// Head sizes for documents of several segments: the reference must stay affordable.
+/// A lower bound of raw gates under which a state outlives a segment.
+inline constexpr float kFaintBound = kShortSegments ? -0.02f : -2e-4f;
+
+/// Head sizes for documents of several segments (the reference must stay affordable), and writes so weak that what a
+/// segment hands on matters to the next: with ordinary ones the transition over thousands of tokens is 0.
 inline void set_long_document_heads(KdaSpec& spec) {
   spec.K = kShortSegments ? 64 : 16;
   spec.V = kShortSegments ? 100 : 7;
+  spec.beta_max = kShortSegments ? 1.0 : 0.01;
 }
+
+/// Decays under which a state outlives a segment.
+inline constexpr GateRegime kFaintGate = kShortSegments ? GateRegime::kWeak : GateRegime::kFaint;
 
 inline const std::vector<DType>& float_dtypes() {
   static const std::vector<DType> dtypes = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};

@@ -53,7 +53,8 @@ TEST(KdaGates, NoDecayAtFullHeadSize) {
 
 TEST(KdaGates, StrongDecayAtFullHeadSize) {
   // Field faults O02: the exponential of a cumulative sum over a chunk overflows.
-  for (const GateRegime gate : {GateRegime::kMinus5, GateRegime::kMinus20, GateRegime::kOneChannel, GateRegime::kHoles}) {
+  for (const GateRegime gate :
+       {GateRegime::kMinus5, GateRegime::kMinus20, GateRegime::kOneChannel, GateRegime::kHoles}) {
     KdaSpec spec = gate_spec(gate, DType::kFloat32);
     spec.lengths = {192};
     spec.packed = false;
@@ -67,8 +68,9 @@ std::vector<double> channel_of(const std::vector<double>& values, std::int64_t h
                                std::int64_t channel) {
   std::vector<double> result;
   for (std::size_t row = 0; row < values.size() / static_cast<std::size_t>(heads * K); ++row) {
-    result.push_back(values[(row * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)) *
-                                static_cast<std::size_t>(K) + static_cast<std::size_t>(channel)]);
+    result.push_back(
+        values[(row * static_cast<std::size_t>(heads) + static_cast<std::size_t>(head)) * static_cast<std::size_t>(K) +
+               static_cast<std::size_t>(channel)]);
   }
   return result;
 }
@@ -86,10 +88,10 @@ TEST(KdaGates, TheOneStronglyDecayingChannelIsAsAccurateAsTheOthers) {
     const ReferenceResults reference = run_reference(problem);
     for (std::int64_t head = 0; head < spec.HV; ++head) {
       for (std::int64_t channel = 0; channel < spec.K; ++channel) {
-        const double error =
-            relative_l2(channel_of(results.at("dg").doubles(), spec.HV, spec.K, head, channel),
-                        channel_of(reference.tensors.at("dg"), spec.HV, spec.K, head, channel));
-        EXPECT_LT(error, kda_limit("dg", DType::kFloat32, DType::kFloat32)) << "head " << head << ", channel " << channel;
+        const double error = relative_l2(channel_of(results.at("dg").doubles(), spec.HV, spec.K, head, channel),
+                                         channel_of(reference.tensors.at("dg"), spec.HV, spec.K, head, channel));
+        EXPECT_LT(error, kda_limit("dg", DType::kFloat32, DType::kFloat32))
+            << "head " << head << ", channel " << channel;
       }
     }
   }

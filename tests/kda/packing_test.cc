@@ -34,6 +34,7 @@ TEST(KdaPacking, EveryDocumentAloneHasTheSameBits) {
       spec.dtype = dtype;
       set_long_document_heads(spec);
       spec.initial_state = true;
+      spec.gate = kFaintGate;
       if (activations) use_every_activation(spec);
       spec.seed = 1;
       const KdaProblem problem = make_problem(spec);
@@ -94,12 +95,13 @@ TEST(KdaPacking, EmptyDocumentsChangeNothing) {
       const std::vector<std::int64_t> empty = {0, 2, 4, 5, 7};
       const HostTensor states = document_part(problem, "final_state", results.at("final_state"), empty);
       const HostTensor zero(DType::kFloat32, states.shape);
-      EXPECT_TRUE(same_bits(
-          states, initial ? document_part(problem, "final_state", *problem.initial_state, empty) : zero, "final_state"));
+      EXPECT_TRUE(same_bits(states,
+                            initial ? document_part(problem, "final_state", *problem.initial_state, empty) : zero,
+                            "final_state"));
       if (!initial) continue;
-      EXPECT_TRUE(same_bits(
-          document_part(problem, "dinitial_state", results.at("dinitial_state"), empty),
-          dfinal ? document_part(problem, "final_state", *problem.d_final_state, empty) : zero, "dinitial_state"));
+      EXPECT_TRUE(same_bits(document_part(problem, "dinitial_state", results.at("dinitial_state"), empty),
+                            dfinal ? document_part(problem, "final_state", *problem.d_final_state, empty) : zero,
+                            "dinitial_state"));
     }
   }
 }

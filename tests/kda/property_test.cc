@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -67,8 +68,9 @@ KdaSpec draw_spec(std::uint64_t seed) {
   spec.dtype = random.pick(float_dtypes());
   spec.beta_fp32 = random.chance(0.3);
   spec.gate = random.pick(all_gate_regimes());
-  spec.data = random.pick<DataKind>({DataKind::kGaussian, DataKind::kGaussian, DataKind::kScaled, DataKind::kCorrelated,
-                                     DataKind::kRepeated});
+  spec.data = random.pick<DataKind>(
+      {DataKind::kGaussian, DataKind::kGaussian, DataKind::kScaled, DataKind::kCorrelated, DataKind::kRepeated});
+  if (random.chance(0.3)) spec.beta_max = std::pow(10.0, random.uniform(-3.0, 0.0));
   if (spec.dtype == DType::kFloat16 && spec.data == DataKind::kScaled) spec.data = DataKind::kGaussian;  // overflows
   spec.initial_state = random.chance(0.5);
   spec.final_state = random.chance(0.7);
@@ -80,7 +82,8 @@ KdaSpec draw_spec(std::uint64_t seed) {
   spec.options.use_gate_in_kernel = random.chance(0.5);
   if (spec.options.use_gate_in_kernel) {
     spec.raw_gate_dtype = random.pick(float_dtypes());
-    if (random.chance(0.5)) spec.options.lower_bound = static_cast<float>(random.uniform(-6.0, -0.01));
+    if (random.chance(0.5))
+      spec.options.lower_bound = static_cast<float>(-6.0 * std::pow(10.0, random.uniform(-5.0, 0.0)));
     spec.A_log = !spec.options.lower_bound || random.chance(0.5);
     spec.dt_bias = random.chance(0.6);
     spec.flat_dt_bias = random.chance(0.5);

@@ -176,7 +176,8 @@ std::vector<BadArgument> bad_offsets() {
   const auto offsets = [&](const std::string& what, const std::vector<double>& values) {
     cases.push_back({"cu_seqlens " + what, "cu_seqlens", [values](Call& c) {
                        TensorView view = c.other(DType::kInt32, {static_cast<std::int64_t>(values.size())});
-                       for (std::size_t i = 0; i < values.size(); ++i) c.spare.back()->set(static_cast<std::int64_t>(i), values[i]);
+                       for (std::size_t i = 0; i < values.size(); ++i)
+                         c.spare.back()->set(static_cast<std::int64_t>(i), values[i]);
                        c.inputs.cu_seqlens = view;
                      }});
   };
@@ -186,10 +187,12 @@ std::vector<BadArgument> bad_offsets() {
   offsets("beyond S", {0, 5, 5, 17});
   offsets("far beyond S", {0, 5, 5, 2147483647});
   cases.push_back({"cu_seqlens empty", "cu_seqlens", [](Call& c) { c.inputs.cu_seqlens.shape[0] = 0; }});
-  cases.push_back({"cu_seqlens of int64", "cu_seqlens", [](Call& c) { c.inputs.cu_seqlens = c.other(DType::kInt64, {4}); }});
+  cases.push_back(
+      {"cu_seqlens of int64", "cu_seqlens", [](Call& c) { c.inputs.cu_seqlens = c.other(DType::kInt64, {4}); }});
   cases.push_back({"cu_seqlens of fp32", "cu_seqlens", [](Call& c) { c.inputs.cu_seqlens.dtype = DType::kFloat32; }});
-  cases.push_back({"cu_seqlens with two dimensions", "cu_seqlens",
-                   [](Call& c) { c.inputs.cu_seqlens = c.other(DType::kInt32, {1, 4}); }});
+  cases.push_back({"cu_seqlens with two dimensions", "cu_seqlens", [](Call& c) {
+                     c.inputs.cu_seqlens = c.other(DType::kInt32, {1, 4});
+                   }});
   cases.push_back({"cu_seqlens on a GPU", "cu_seqlens", [](Call& c) { move_to_cuda(c.inputs.cu_seqlens); }});
   cases.push_back({"cu_seqlens without data", "cu_seqlens", [](Call& c) { c.inputs.cu_seqlens.data = nullptr; }});
   return cases;
@@ -206,26 +209,36 @@ std::vector<BadArgument> bad_gates_and_options() {
   add("A_log of other length", "A_log", true, [](Call& c) { c.inputs.A_log.shape[0] = 2; });
   add("A_log of bf16", "A_log", true, [](Call& c) { c.inputs.A_log.dtype = DType::kBFloat16; });
   add("A_log without raw gate", "A_log", false, [](Call& c) { c.inputs.A_log = c.other(DType::kFloat32, {4}); });
-  add("dt_bias without raw gate", "dt_bias", false, [](Call& c) { c.inputs.dt_bias = c.other(DType::kFloat32, {4, 6}); });
+  add("dt_bias without raw gate", "dt_bias", false, [](Call& c) {
+    c.inputs.dt_bias = c.other(DType::kFloat32, {4, 6});
+  });
   add("dt_bias of other shape", "dt_bias", true, [](Call& c) { c.inputs.dt_bias = c.other(DType::kFloat32, {6, 4}); });
-  add("flat dt_bias of other length", "dt_bias", true, [](Call& c) { c.inputs.dt_bias = c.other(DType::kFloat32, {4}); });
+  add("flat dt_bias of other length", "dt_bias", true,
+      [](Call& c) { c.inputs.dt_bias = c.other(DType::kFloat32, {4}); });
   add("dt_bias of fp16", "dt_bias", true, [](Call& c) { c.inputs.dt_bias.dtype = DType::kFloat16; });
   add("raw gate of int32", "g", true, [](Call& c) { c.inputs.g.dtype = DType::kInt32; });
   add("lower_bound without raw gate", "lower_bound", false, [](Call& c) { c.options.lower_bound = -5.0f; });
   for (const float bound : {0.0f, 1.0f, -kInf, std::nanf("")}) {
     add("lower_bound " + std::to_string(bound), "lower_bound", true, [=](Call& c) { c.options.lower_bound = bound; });
   }
-  add("allow_neg_eigval without sigmoid", "allow_neg_eigval", false, [](Call& c) { c.options.allow_neg_eigval = true; });
+  add("allow_neg_eigval without sigmoid", "allow_neg_eigval", false,
+      [](Call& c) { c.options.allow_neg_eigval = true; });
   for (const float scale : {kInf, std::nanf("")}) {
     add("scale " + std::to_string(scale), "scale", false, [=](Call& c) { c.options.scale = scale; });
   }
   add("tail_passes 0", "tail_passes", false, [](Call& c) { c.options.tail_passes = 0; });
   const ErrorKind unsupported = ErrorKind::kNotSupported;
-  add("tape", "save_mode", false, [](Call& c) { c.options.save_mode = SaveMode::kTape; }, unsupported);
-  add("lean", "lean", false, [](Call& c) { c.options.lean = true; }, unsupported);
-  add("tail_passes 2", "tail_passes", false, [](Call& c) { c.options.tail_passes = 2; }, unsupported);
-  add("batch_tokens", "batch_tokens", false, [](Call& c) { c.options.batch_tokens = 4096; }, unsupported);
-  add("max_docs_per_batch", "max_docs_per_batch", false, [](Call& c) { c.options.max_docs_per_batch = 3; }, unsupported);
+  add(
+      "tape", "save_mode", false, [](Call& c) { c.options.save_mode = SaveMode::kTape; }, unsupported);
+  add(
+      "lean", "lean", false, [](Call& c) { c.options.lean = true; }, unsupported);
+  add(
+      "tail_passes 2", "tail_passes", false, [](Call& c) { c.options.tail_passes = 2; }, unsupported);
+  add(
+      "batch_tokens", "batch_tokens", false, [](Call& c) { c.options.batch_tokens = 4096; }, unsupported);
+  add(
+      "max_docs_per_batch", "max_docs_per_batch", false, [](Call& c) { c.options.max_docs_per_batch = 3; },
+      unsupported);
   return cases;
 }
 
@@ -303,9 +316,14 @@ TEST(KdaRefusals, Results) {
   forward.push_back({"out missing", "out", [](Call& c) { c.outputs.out = {}; }});
   for (const BadArgument& bad : forward) expect_refused(bad, false);
   const std::vector<std::pair<std::string, TensorView Gradients::*>> members = {
-      {"dq", &Gradients::dq},         {"dk", &Gradients::dk},         {"dv", &Gradients::dv},
-      {"dg", &Gradients::dg},         {"dbeta", &Gradients::dbeta},   {"dA_log", &Gradients::dA_log},
-      {"ddt_bias", &Gradients::ddt_bias}, {"dinitial_state", &Gradients::dinitial_state}};
+      {"dq", &Gradients::dq},
+      {"dk", &Gradients::dk},
+      {"dv", &Gradients::dv},
+      {"dg", &Gradients::dg},
+      {"dbeta", &Gradients::dbeta},
+      {"dA_log", &Gradients::dA_log},
+      {"ddt_bias", &Gradients::ddt_bias},
+      {"dinitial_state", &Gradients::dinitial_state}};
   for (const auto& [name, member] : members) {
     add_result_cases(backward, name, [member = member](Call& c) -> TensorView& { return c.gradients.*member; });
   }
@@ -319,8 +337,9 @@ TEST(KdaRefusals, Results) {
   add("N - 1 gradients of states", "d_final_state", false, [](Call& c) { c.d_final_state.shape[0] = 2; });
   add("d_final_state of bf16", "d_final_state", false, [](Call& c) { c.d_final_state.dtype = DType::kBFloat16; });
   add("dA_log of a plain gate", "dA_log", false, [](Call& c) { c.gradients.dA_log = c.other(DType::kFloat32, {4}); });
-  add("ddt_bias of a plain gate", "ddt_bias", false,
-      [](Call& c) { c.gradients.ddt_bias = c.other(DType::kFloat32, {4, 6}); });
+  add("ddt_bias of a plain gate", "ddt_bias", false, [](Call& c) {
+    c.gradients.ddt_bias = c.other(DType::kFloat32, {4, 6});
+  });
   add("dA_log without A_log", "dA_log", true, [](Call& c) {
     c.inputs.A_log = {};
     c.options.lower_bound = -5.0f;

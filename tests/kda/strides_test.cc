@@ -141,8 +141,8 @@ TEST(KdaStrides, ExpandedIncomingGradients) {
       problem.dout = copy;
       const KdaResults expected = run(problem);
       for (const bool recompute : {false, true}) {
-        EXPECT_TRUE(same_bits(expected, run_views(problem, problem.inputs(), view, final_gradient(problem),
-                                                  {.recompute = recompute})));
+        EXPECT_TRUE(same_bits(
+            expected, run_views(problem, problem.inputs(), view, final_gradient(problem), {.recompute = recompute})));
       }
       EXPECT_TRUE(matches_reference(problem, expected));
     }

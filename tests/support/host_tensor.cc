@@ -21,7 +21,8 @@ std::size_t to_size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 Shape row_major(const Shape& shape) {
   Shape strides(shape.size(), 1);
-  for (std::size_t d = shape.size(); d > 1; --d) strides[d - 2] = strides[d - 1] * std::max<std::int64_t>(shape[d - 1], 1);
+  for (std::size_t d = shape.size(); d > 1; --d)
+    strides[d - 2] = strides[d - 1] * std::max<std::int64_t>(shape[d - 1], 1);
   return strides;
 }
 
@@ -143,7 +144,8 @@ const std::vector<Layout>& all_layouts() {
 }
 
 std::string layout_name(Layout layout) {
-  constexpr std::array<const char*, 5> kNames = {"contiguous", "heads_first", "offset_one", "last_stride_2", "wide_rows"};
+  constexpr std::array<const char*, 5> kNames = {"contiguous", "heads_first", "offset_one", "last_stride_2",
+                                                 "wide_rows"};
   return kNames.at(static_cast<std::size_t>(layout));
 }
 

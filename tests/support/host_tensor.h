@@ -1,5 +1,5 @@
-// Tensors in host memory: values of one dtype in row-major order, and the same values laid out with other strides inside
-// guarded, poisoned memory.
+// Tensors in host memory: values of one dtype in row-major order, and the same values laid out with other strides
+// inside guarded, poisoned memory.
 #pragma once
 
 #include <cstddef>

@@ -25,8 +25,8 @@ class WorstErrorsAtEnd : public testing::Environment {
  public:
   void TearDown() override {
     for (const auto& [key, worst] : worst_errors()) {
-      std::printf("worst error  %-14s %-12s %.2e, limit %.0e  %s\n", key.first.c_str(), key.second.c_str(),
-                  worst.error, worst.limit, worst.where.c_str());
+      std::printf("worst error  %-14s %-12s %.2e, limit %.0e  %s\n", key.first.c_str(), key.second.c_str(), worst.error,
+                  worst.limit, worst.where.c_str());
     }
   }
 };
@@ -87,8 +87,8 @@ double norm_of_difference(const Block& block, const std::vector<double>& a, cons
   return std::sqrt(sum);
 }
 
-/// The operands with a relative change of at most 2^-24 each; logits and raw gates, whose activation is rounded as well,
-/// change by at least as much as a number of size 1.
+/// The operands with a relative change of at most 2^-24 each; logits and raw gates, whose activation is rounded as
+/// well, change by at least as much as a number of size 1.
 kda::ReferenceInputs nudged(const KdaProblem& p, std::uint64_t seed) {
   kda::ReferenceInputs in = p.reference_inputs();
   Random random(seed);
@@ -134,8 +134,9 @@ class Judge {
     const double inherent = inherent_change(name, block);
     if (error <= kNudges * inherent + slack) return "";
     char text[160];
-    std::snprintf(text, sizeof text, ": relative L2 error %.3g, limit %.3g, norm %.3g, rounded operands change it by %.3g",
-                  error / scale, limit, scale, inherent / scale);
+    std::snprintf(text, sizeof text,
+                  ": relative L2 error %.3g, limit %.3g, norm %.3g, rounded operands change it by %.3g", error / scale,
+                  limit, scale, inherent / scale);
     return describe(p_, name, block) + text;
   }
 

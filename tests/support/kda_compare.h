@@ -11,8 +11,8 @@
 
 namespace cake::test {
 
-/// Limit of the relative L2 error of a tensor held in `held` for operands of `dtype`: fp32 2e-5, fp32 results of bf16 and
-/// fp16 operands 1e-4, fp16 1e-3, bf16 out 5e-3, dq, dk, dv 8e-3, dg and dbeta 1e-2.
+/// Limit of the relative L2 error of a tensor held in `held` for operands of `dtype`: fp32 2e-5, fp32 results of bf16
+/// and fp16 operands 1e-4, fp16 1e-3, bf16 out 5e-3, dq, dk, dv 8e-3, dg and dbeta 1e-2.
 double kda_limit(const std::string& tensor, DType held, DType dtype);
 
 /// How matches_reference judges.
@@ -23,9 +23,9 @@ struct Judgement {
 
 /// Every document and head of every tensor lies within its limit; a block whose reference is exactly 0 is exactly 0;
 /// nothing is NaN or infinite; rows past the last offset are exactly 0; without an initial state dg of the first row of
-/// every document is exactly 0. A block beyond its limit is still right when it is ill-conditioned: when its error is at
-/// most 64 times what relative changes of 2^-24 of the operands, or of the two terms of a gradient through the l2 norm, do
-/// to the reference. (A gradient of a short document may be a sum of few terms that cancel.)
+/// every document is exactly 0. A block beyond its limit is still right when it is ill-conditioned: when its error is
+/// at most 64 times what relative changes of 2^-24 of the operands, or of the two terms of a gradient through the l2
+/// norm, do to the reference. (A gradient of a short document may be a sum of few terms that cancel.)
 testing::AssertionResult matches_reference(const KdaProblem& problem, const KdaResults& results,
                                            const ReferenceResults& reference, const Judgement& judgement = {});
 /// The same against a reference that this call runs.

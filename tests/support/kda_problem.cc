@@ -48,6 +48,7 @@ double draw_decay(Random& random, GateRegime regime, std::int64_t row, std::int6
   const double moderate = -0.3 * std::pow(10.0, random.uniform(-1.0, 0.7));
   switch (regime) {
     case GateRegime::kZero: return 0.0;
+    case GateRegime::kFaint: return -2e-4 * random.uniform();
     case GateRegime::kWeak: return -0.02 * random.uniform();
     case GateRegime::kModerate: return moderate;
     case GateRegime::kMinus1: return -2.0 * random.uniform();
@@ -124,15 +125,16 @@ std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& lengths) {
 
 const std::vector<GateRegime>& all_gate_regimes() {
   static const std::vector<GateRegime> regimes = {
-      GateRegime::kZero,       GateRegime::kWeak,      GateRegime::kModerate, GateRegime::kMinus1,
-      GateRegime::kMinus5,     GateRegime::kMinus20,   GateRegime::kAlternating, GateRegime::kOneChannel,
-      GateRegime::kHoles,      GateRegime::kHardResets, GateRegime::kPerHead};
+      GateRegime::kZero,       GateRegime::kFaint,  GateRegime::kWeak,       GateRegime::kModerate,
+      GateRegime::kMinus1,     GateRegime::kMinus5, GateRegime::kMinus20,    GateRegime::kAlternating,
+      GateRegime::kOneChannel, GateRegime::kHoles,  GateRegime::kHardResets, GateRegime::kPerHead};
   return regimes;
 }
 
 std::string gate_regime_name(GateRegime regime) {
-  constexpr std::array<const char*, 11> kNames = {"zero",        "weak",        "moderate", "minus1",      "minus5",  "minus20",
-                                                  "alternating", "one_channel", "holes",    "hard_resets", "per_head"};
+  constexpr std::array<const char*, 12> kNames = {"zero",        "faint",  "weak",        "moderate",
+                                                  "minus1",      "minus5", "minus20",     "alternating",
+                                                  "one_channel", "holes",  "hard_resets", "per_head"};
   return kNames.at(static_cast<std::size_t>(regime));
 }
 
@@ -155,6 +157,7 @@ std::string KdaSpec::text() const {
      << (options.allow_neg_eigval ? ", negative eigenvalues" : "") << (beta_fp32 ? ", beta fp32" : "");
   if (options.use_gate_in_kernel) os << (A_log ? ", A_log" : "") << (dt_bias ? ", dt_bias" : "");
   if (options.scale) os << ", scale " << *options.scale;
+  if (beta_max != 1.0) os << ", beta up to " << beta_max;
   return os.str();
 }
 
@@ -182,7 +185,10 @@ KdaProblem make_problem(const KdaSpec& spec) {
   const DType gate_dtype = spec.options.use_gate_in_kernel ? spec.raw_gate_dtype : DType::kFloat32;
   p.g = HostTensor(gate_dtype, {p.B, p.S, spec.HV, spec.K}, draw_gates(random, spec, rows));
   Numbers beta(to_size(rows * spec.HV));
-  for (double& x : beta) x = spec.options.use_beta_sigmoid_in_kernel ? random.normal() : random.uniform(0.05, 1.0);
+  for (double& x : beta) {
+    x = spec.options.use_beta_sigmoid_in_kernel ? random.normal() + std::log(spec.beta_max)
+                                                : spec.beta_max * random.uniform(0.05, 1.0);
+  }
   p.beta = HostTensor(spec.beta_fp32 ? DType::kFloat32 : spec.dtype, {p.B, p.S, spec.HV}, beta);
   p.dout = HostTensor(spec.dtype, p.v.shape, normals(random, rows * spec.HV * spec.V));
   const Shape states = {p.N, spec.HV, spec.K, spec.V};
@@ -213,8 +219,12 @@ KdaProblem select_documents(const KdaProblem& problem, const std::vector<std::in
   p.offsets = offsets_of(p.spec.lengths);
   p.S = p.offsets.back();
   p.cu_seqlens = offsets_tensor(p.offsets);
-  for (auto [to, from] : {std::pair{&p.q, &problem.q}, {&p.k, &problem.k}, {&p.v, &problem.v}, {&p.g, &problem.g},
-                          {&p.beta, &problem.beta}, {&p.dout, &problem.dout}}) {
+  for (auto [to, from] : {std::pair{&p.q, &problem.q},
+                          {&p.k, &problem.k},
+                          {&p.v, &problem.v},
+                          {&p.g, &problem.g},
+                          {&p.beta, &problem.beta},
+                          {&p.dout, &problem.dout}}) {
     Shape shape = from->shape;
     shape[0] = 1;
     shape[1] = p.S;

@@ -18,17 +18,18 @@ namespace cake::test {
 
 /// What the log decays (of plain gates) look like.
 enum class GateRegime {
-  kZero,        ///< 0
-  kWeak,        ///< about -0.01
-  kModerate,    ///< about -0.3, spread over two decades
-  kMinus1,      ///< about -1
-  kMinus5,      ///< -5
-  kMinus20,     ///< -20
-  kAlternating, ///< 0 and -1 on alternate tokens
-  kOneChannel,  ///< channel 0 at -5, the others at -0.001
-  kHoles,       ///< moderate with -1000 in a fifth of the channels of each token
-  kHardResets,  ///< moderate with -1000 in all channels of every seventh token
-  kPerHead,     ///< -0.01, -0.1, -0.5, -2 by value head
+  kZero,         ///< 0
+  kFaint,        ///< about -1e-4: states reach over thousands of tokens
+  kWeak,         ///< about -0.01
+  kModerate,     ///< about -0.3, spread over two decades
+  kMinus1,       ///< about -1
+  kMinus5,       ///< -5
+  kMinus20,      ///< -20
+  kAlternating,  ///< 0 and -1 on alternate tokens
+  kOneChannel,   ///< channel 0 at -5, the others at -0.001
+  kHoles,        ///< moderate with -1000 in a fifth of the channels of each token
+  kHardResets,   ///< moderate with -1000 in all channels of every seventh token
+  kPerHead,      ///< -0.01, -0.1, -0.5, -2 by value head
 };
 const std::vector<GateRegime>& all_gate_regimes();
 std::string gate_regime_name(GateRegime regime);
@@ -53,6 +54,7 @@ struct KdaSpec {
   bool beta_fp32 = false;                  ///< beta in fp32 whatever q is
   GateRegime gate = GateRegime::kModerate;
   DataKind data = DataKind::kGaussian;
+  double beta_max = 1.0;  ///< small: states are overwritten slowly
   bool initial_state = false, final_state = true, d_final_state = true;
   bool A_log = true, dt_bias = true;  ///< with use_gate_in_kernel
   bool flat_dt_bias = false;          ///< dt_bias as [HV * K]
@@ -84,9 +86,9 @@ using KdaResults = std::map<std::string, HostTensor>;
 
 /// Where workspace and saved set live.
 enum class Memory {
-  kNone,      ///< no workspace: the call allocates
-  kLibrary,   ///< a growing workspace
-  kCaller,    ///< exactly the bytes the queries ask for, filled with a pattern, between guards
+  kNone,     ///< no workspace: the call allocates
+  kLibrary,  ///< a growing workspace
+  kCaller,   ///< exactly the bytes the queries ask for, filled with a pattern, between guards
 };
 
 /// One way to run a problem. No choice here may change a bit of the results.

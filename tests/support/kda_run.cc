@@ -212,11 +212,16 @@ ReferenceResults run_reference(const kda::ReferenceInputs& in, const std::vector
   kda::ReferenceOutputs outputs = kda::reference_forward(in);
   kda::ReferenceGradients grads = kda::reference_backward(in, dout, d_final_state);
   ReferenceResults results;
-  results.tensors = {{"out", std::move(outputs.out)}, {"final_state", std::move(outputs.final_state)},
-                     {"dq", std::move(grads.dq)},     {"dk", std::move(grads.dk)},
-                     {"dv", std::move(grads.dv)},     {"dg", std::move(grads.dg)},
-                     {"dbeta", std::move(grads.dbeta)}, {"dA_log", std::move(grads.dA_log)},
-                     {"ddt_bias", std::move(grads.ddt_bias)}, {"dinitial_state", std::move(grads.dinitial_state)}};
+  results.tensors = {{"out", std::move(outputs.out)},
+                     {"final_state", std::move(outputs.final_state)},
+                     {"dq", std::move(grads.dq)},
+                     {"dk", std::move(grads.dk)},
+                     {"dv", std::move(grads.dv)},
+                     {"dg", std::move(grads.dg)},
+                     {"dbeta", std::move(grads.dbeta)},
+                     {"dA_log", std::move(grads.dA_log)},
+                     {"ddt_bias", std::move(grads.ddt_bias)},
+                     {"dinitial_state", std::move(grads.dinitial_state)}};
   results.squares = {{"dA_log", std::move(grads.dA_log_squares)}, {"ddt_bias", std::move(grads.ddt_bias_squares)}};
   if (in.use_qk_l2norm_in_kernel) {
     results.norm_squares = {{"dq", std::move(grads.dq_squares)}, {"dk", std::move(grads.dk_squares)}};

@@ -85,14 +85,15 @@ TEST(Statistics, TargetsAreJudgedWhereTheyWereStated) {
   add_ratio(report, "elsewhere", "", 2.6, true, 2.5);
   std::vector<std::string> verdicts;
   for (const BenchRatio& r : report.ratios) verdicts.push_back(r.verdict);
-  const std::vector<std::string> expected = {"met",       "missed", "met", "missed", "no target", "missed",
-                                             "stated for T=4096,H=4,K=128,V=128, fp32, v3 or v4"};
+  const std::vector<std::string> expected = {
+      "met", "missed", "met", "missed", "no target", "missed", "stated for T=4096,H=4,K=128,V=128, fp32, v3 or v4"};
   EXPECT_EQ(verdicts, expected);
 }
 
 TEST(Measure, TimesSeldomCasesSeldom) {
   int often = 0, seldom = 0;
-  std::vector<BenchCase> cases = {{"often", "", 0, 0, 1, [&] { ++often; }, {}}, {"seldom", "", 0, 0, 3, [&] { ++seldom; }, {}}};
+  std::vector<BenchCase> cases = {{"often", "", 0, 0, 1, [&] { ++often; }, {}},
+                                  {"seldom", "", 0, 0, 3, [&] { ++seldom; }, {}}};
   measure(cases, 7);
   EXPECT_EQ(often, 8);   // one to warm up
   EXPECT_EQ(seldom, 4);  // rounds 0, 3, 6

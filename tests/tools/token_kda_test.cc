@@ -72,8 +72,13 @@ struct Case {
 struct Results {
   std::vector<float> out, final_state, dq, dk, dv, dg, dbeta;
   explicit Results(const Case& c)
-      : out(c.v.size(), NAN), final_state(count(kHeads * c.K * c.V), NAN), dq(c.q.size(), NAN), dk(c.k.size(), NAN),
-        dv(c.v.size(), NAN), dg(c.g.size(), NAN), dbeta(c.beta.size(), NAN) {}
+      : out(c.v.size(), NAN),
+        final_state(count(kHeads * c.K * c.V), NAN),
+        dq(c.q.size(), NAN),
+        dk(c.k.size(), NAN),
+        dv(c.v.size(), NAN),
+        dg(c.g.size(), NAN),
+        dbeta(c.beta.size(), NAN) {}
   TokenResults views() {
     return {out.data(), final_state.data(), dq.data(), dk.data(), dv.data(), dg.data(), dbeta.data()};
   }
@@ -96,8 +101,7 @@ TEST_P(TokenKda, AgreesWithTheReferenceOnEveryLevel) {
   const Case c(T, K, V);
   const auto inputs = c.reference_inputs();
   const auto outputs = cake::kda::reference_forward(inputs);
-  const auto gradients =
-      cake::kda::reference_backward(inputs, std::vector<double>(c.dout.begin(), c.dout.end()), {});
+  const auto gradients = cake::kda::reference_backward(inputs, std::vector<double>(c.dout.begin(), c.dout.end()), {});
   for (const CpuIsa isa : cake::supported_cpu_isas()) {
     for (const bool plain : {false, true}) {
       SCOPED_TRACE(std::string(cake::cpu_isa_name(isa)) + (plain ? ", plain loops" : ", SIMD"));

@@ -57,12 +57,13 @@ TEST(Checkpoint, RefusesEveryTruncation) {
   const TemporaryFolder folder;
   save_checkpoint(folder / "whole", sample_state());
   const std::string whole = read_text(folder / "whole"), file = folder / "cut";
-  for (const std::size_t size : {std::size_t{0}, std::size_t{4}, std::size_t{8}, std::size_t{31}, std::size_t{32},
-                                 std::size_t{63}, std::size_t{64}, std::size_t{500}, whole.size() / 2, whole.size() - 32,
-                                 whole.size() - 1}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{4}, std::size_t{8}, std::size_t{31}, std::size_t{32}, std::size_t{63},
+        std::size_t{64}, std::size_t{500}, whole.size() / 2, whole.size() - 32, whole.size() - 1}) {
     write_text(file, whole.substr(0, size));
     const std::string message = message_of([&] { load_checkpoint(file); });
-    EXPECT_EQ(message.find("checkpoint \"" + file + "\" is truncated: " + std::to_string(size) + " bytes"), 0u) << message;
+    EXPECT_EQ(message.find("checkpoint \"" + file + "\" is truncated: " + std::to_string(size) + " bytes"), 0u)
+        << message;
   }
   write_text(file, whole + "x");
   EXPECT_NE(message_of([&] { load_checkpoint(file); }).find("is corrupt"), std::string::npos);
@@ -154,8 +155,9 @@ TEST(Checkpoint, FullDiskLosesNothing) {
 TEST(Files, FailuresNameFileAndReason) {
   const TemporaryFolder folder;
   const std::string missing = folder / "no/such/folder/c";
-  EXPECT_NE(message_of([&] { write_file_atomically(missing, {"x"}, "thing"); })
-                .find("thing \"" + missing + "\" could not be written: No such file or directory"),
+  EXPECT_NE(message_of([&] {
+              write_file_atomically(missing, {"x"}, "thing");
+            }).find("thing \"" + missing + "\" could not be written: No such file or directory"),
             std::string::npos);
   std::filesystem::create_directory(folder / "taken");
   EXPECT_NE(message_of([&] { write_file_atomically(folder / "taken", {"x"}, "thing"); }).find("Is a directory"),

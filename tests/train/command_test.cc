@@ -81,8 +81,9 @@ class TrainCommand : public testing::Test {
     return {code, command.output(), command.error()};
   }
   Arguments with_defaults(const Arguments& more) const {
-    Arguments all{"train",   "--text", folder_ / "text.txt", "--layers",       "1",   "--width",           "32",
-                  "--heads", "2",      "--batch-tokens",     "300",            "--document-tokens", "100", "--json"};
+    Arguments all{
+        "train",          "--text", folder_ / "text.txt", "--layers", "1",     "--width", "32", "--heads", "2",
+        "--batch-tokens", "300",    "--document-tokens",  "100",      "--json"};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -122,7 +123,8 @@ TEST_F(TrainCommand, ResumeEqualsUninterrupted) {
   const Result second = run(resume({}));  // without --steps: to the end of the schedule
   ASSERT_EQ(second.code, 0) << second.err;
   const Json result = second.json();
-  for (const char* field : {"steps", "loss_first", "loss_last", "digest"}) EXPECT_EQ(result.at(field), whole.at(field)) << field;
+  for (const char* field : {"steps", "loss_first", "loss_last", "digest"})
+    EXPECT_EQ(result.at(field), whole.at(field)) << field;
   EXPECT_EQ(run(resume({"--steps", "4", "--checkpoint", folder_ / "ckpt"})).json().at("steps"), 4);
   EXPECT_EQ(run(resume({"--steps", "6"})).json().at("digest"), whole.at("digest"));
 }

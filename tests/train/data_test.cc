@@ -63,7 +63,8 @@ TEST(Corpus, LeavesOutBinaryEmptyAndBrokenWithANote) {
   EXPECT_EQ(text_of(c), "good text");
   ASSERT_EQ(c.notes.size(), 3u);
   const auto noted = [&](const std::string& part) {
-    return std::any_of(c.notes.begin(), c.notes.end(), [&](const auto& n) { return n.find(part) != std::string::npos; });
+    return std::any_of(c.notes.begin(), c.notes.end(),
+                       [&](const auto& n) { return n.find(part) != std::string::npos; });
   };
   EXPECT_TRUE(noted("left out 1 file: binary, it has a zero byte"));
   EXPECT_TRUE(noted("binary.bin"));
@@ -97,7 +98,8 @@ TEST(Batcher, TargetsAreTheNextBytesAndDocumentsEndWithFiles) {
       ASSERT_GT(to, from);
       ASSERT_LE(to - from, 100u);
       // A document and its last target are one stretch of one file.
-      std::string piece(b.inputs.begin() + static_cast<std::ptrdiff_t>(from), b.inputs.begin() + static_cast<std::ptrdiff_t>(to));
+      std::string piece(b.inputs.begin() + static_cast<std::ptrdiff_t>(from),
+                        b.inputs.begin() + static_cast<std::ptrdiff_t>(to));
       piece += static_cast<char>(b.targets[to - 1]);
       for (std::size_t t = from; t + 1 < to; ++t) ASSERT_EQ(b.targets[t], b.inputs[t + 1]);
       const std::string text = text_of(corpus);

@@ -20,7 +20,8 @@ double dot(const Array& a, const Array& b) { return std::inner_product(a.begin()
 std::vector<float> widened_rows(const std::vector<float>& x, std::size_t n, std::size_t stride) {
   std::vector<float> wide(x.size() / n * stride, 9e9f);
   for (std::size_t t = 0; t < x.size() / n; ++t) {
-    std::copy_n(x.begin() + static_cast<std::ptrdiff_t>(t * n), n, wide.begin() + static_cast<std::ptrdiff_t>(t * stride));
+    std::copy_n(x.begin() + static_cast<std::ptrdiff_t>(t * n), n,
+                wide.begin() + static_cast<std::ptrdiff_t>(t * stride));
   }
   return wide;
 }

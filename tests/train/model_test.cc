@@ -70,7 +70,8 @@ TEST(Model, LossAndEveryGradientMatchFloat64) {
     for (std::uint64_t kind = 0; kind < 3; ++kind) {
       const auto random = random_floats(n, 100 + kind);
       ref::Array direction(n);
-      for (std::size_t i = 0; i < n; ++i) direction[i] = static_cast<double>(kind == 0 ? c.gradient[begin + i] : random[i]);
+      for (std::size_t i = 0; i < n; ++i)
+        direction[i] = static_cast<double>(kind == 0 ? c.gradient[begin + i] : random[i]);
       const double length = std::sqrt(std::inner_product(direction.begin(), direction.end(), direction.begin(), 0.0));
       double expected = 0.0;
       constexpr double kStep = 1e-4;
@@ -128,8 +129,10 @@ TEST(Model, DocumentsDoNotSeeEachOther) {
   };
   const auto part = [](const Batch& b, std::size_t from, std::size_t to) {
     Batch out;
-    out.inputs.assign(b.inputs.begin() + static_cast<std::ptrdiff_t>(from), b.inputs.begin() + static_cast<std::ptrdiff_t>(to));
-    out.targets.assign(b.targets.begin() + static_cast<std::ptrdiff_t>(from), b.targets.begin() + static_cast<std::ptrdiff_t>(to));
+    out.inputs.assign(b.inputs.begin() + static_cast<std::ptrdiff_t>(from),
+                      b.inputs.begin() + static_cast<std::ptrdiff_t>(to));
+    out.targets.assign(b.targets.begin() + static_cast<std::ptrdiff_t>(from),
+                       b.targets.begin() + static_cast<std::ptrdiff_t>(to));
     out.cu_seqlens = {0, static_cast<std::int32_t>(to - from)};
     return out;
   };
@@ -168,7 +171,8 @@ TEST(Model, RefusesBatchOfAnotherSize) {
 
 TEST(KdaPackage, NamesTheModuleItLacks) {
   EXPECT_THROW(make_kda_package("cake_kda_nondet_train"), NotSupported);
-  EXPECT_NE(message_of([] { make_kda_package("cake_kda_nondet_train"); }).find("cake_kda_nondet_train"), std::string::npos);
+  EXPECT_NE(message_of([] { make_kda_package("cake_kda_nondet_train"); }).find("cake_kda_nondet_train"),
+            std::string::npos);
 }
 
 }  // namespace

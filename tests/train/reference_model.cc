@@ -99,7 +99,8 @@ void add_to(Array& x, const Array& y) {
 double model_loss(const train_lm::ModelConfig& config, const train_lm::ParameterTable& table,
                   const train_lm::Batch& batch, const Array& p) {
   const auto tensor = [&](std::int64_t offset) {
-    const auto it = std::find_if(table.all().begin(), table.all().end(), [&](const auto& q) { return q.offset == offset; });
+    const auto it =
+        std::find_if(table.all().begin(), table.all().end(), [&](const auto& q) { return q.offset == offset; });
     const auto begin = p.begin() + offset;
     return Array(begin, begin + it->numel);
   };

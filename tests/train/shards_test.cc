@@ -16,8 +16,8 @@ namespace {
 using namespace train_lm;  // NOLINT(google-build-using-namespace): the shards under test
 
 TEST(ShardPlan, CoversTheBatchAtMultiplesOf64) {
-  for (const std::int64_t rows : {std::int64_t{0}, std::int64_t{1}, std::int64_t{63}, std::int64_t{64}, std::int64_t{65},
-                                  std::int64_t{1000}, std::int64_t{4096}, std::int64_t{100000}}) {
+  for (const std::int64_t rows : {std::int64_t{0}, std::int64_t{1}, std::int64_t{63}, std::int64_t{64},
+                                  std::int64_t{65}, std::int64_t{1000}, std::int64_t{4096}, std::int64_t{100000}}) {
     for (const int shards : {1, 2, 7, 24}) {
       const ShardPlan plan(rows, shards);
       ASSERT_EQ(plan.count(), shards);

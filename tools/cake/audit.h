@@ -30,9 +30,9 @@ struct Variation {
   bool library_memory = false;           ///< the library allocates workspace and saved set
   bool recompute = false;                ///< the backward gets no saved set
   Packing packing = Packing::kTogether;
-  std::optional<unsigned> mxcsr;         ///< the caller's floating-point environment
-  int busy_threads = 0;                  ///< threads that load the machine meanwhile
-  bool fresh_process = false;            ///< in a second process
+  std::optional<unsigned> mxcsr;  ///< the caller's floating-point environment
+  int busy_threads = 0;           ///< threads that load the machine meanwhile
+  bool fresh_process = false;     ///< in a second process
 };
 
 /// A result and its digest; none where the variation changes the result by definition (pack order: the parameter

@@ -88,7 +88,8 @@ class Call {
     }
     for (const auto& [name, array] : problem.operands) gather(name, array);
     for (const auto& [name, array] : empty_kda_results(problem.kda)) {
-      memory_.emplace(name, Memory(static_cast<std::size_t>(extent(array.axis)) * array.stride(), array.dtype, variation));
+      memory_.emplace(name,
+                      Memory(static_cast<std::size_t>(extent(array.axis)) * array.stride(), array.dtype, variation));
     }
   }
 
@@ -117,8 +118,8 @@ class Call {
       return variation_.library_memory ? kda::Workspace() : kda::Workspace(m.data() + odd, m.bytes() - 64);
     };
     kda::Workspace forward_workspace = workspace(forward_bytes), backward_workspace = workspace(backward_bytes);
-    kda::Saved saved = variation_.library_memory ? kda::Saved()
-                                                 : kda::Saved(saved_memory.data() + odd, saved_memory.bytes() - 64);
+    kda::Saved saved =
+        variation_.library_memory ? kda::Saved() : kda::Saved(saved_memory.data() + odd, saved_memory.bytes() - 64);
     const kda::Inputs inputs = views_of_inputs();
     const kda::Outputs outputs{result("out"), result("final_state")};
     const kda::Gradients gradients{result("dq"),    result("dk"),     result("dv"),       result("dg"),
@@ -237,8 +238,8 @@ class Call {
   const Pack& pack_;
   const Variation& variation_;
   kda::Options options_;
-  std::vector<std::int64_t> starts_;    // first row of each document, in the problem's order
-  std::vector<std::int32_t> offsets_;   // the same in this call's order
+  std::vector<std::int64_t> starts_;   // first row of each document, in the problem's order
+  std::vector<std::int32_t> offsets_;  // the same in this call's order
   std::map<std::string, Memory> memory_;
 };
 
@@ -278,11 +279,35 @@ class KdaAuditSubject : public AuditSubject {
     add("batch-fp16", "fp16, log decays with -1000 among them, B documents without offsets",
         {{150, 150, 150}, 0, true, 2, 2, 128, 64, kF16, KdaGate::kPlain, false, false, false, false, 13});
     add("segments-fp32", "fp32, documents of several segments, states",
-        {{2 * kSegment + 71, 65, 0, kSegment, 3 * kSegment + 1}, 0, false, 1, 2, 16, 16, kF32, KdaGate::kSoftplus, true,
-         true, false, true, 14});
+        {{2 * kSegment + 71, 65, 0, kSegment, 3 * kSegment + 1},
+         0,
+         false,
+         1,
+         2,
+         16,
+         16,
+         kF32,
+         KdaGate::kSoftplus,
+         true,
+         true,
+         false,
+         true,
+         14});
     add("segments-bf16", "bf16, documents around segment borders",
-        {{kSegment + 1, 1, 2 * kSegment + 1, kSegment - 1}, 1, false, 1, 1, 32, 16, kBf16, KdaGate::kLowerBound, true,
-         true, false, true, 15});
+        {{kSegment + 1, 1, 2 * kSegment + 1, kSegment - 1},
+         1,
+         false,
+         1,
+         1,
+         32,
+         16,
+         kBf16,
+         KdaGate::kLowerBound,
+         true,
+         true,
+         false,
+         true,
+         15});
   }
 
   const std::vector<AuditProblem>& problems() const override { return texts_; }
@@ -302,8 +327,7 @@ class KdaAuditSubject : public AuditSubject {
       if (i == 0) folded = part->second;
       fold(folded, part->second, i == 0);
     }
-    const bool one_segment =
-        *std::max_element(problem.kda.lengths.begin(), problem.kda.lengths.end()) <= kSegment;
+    const bool one_segment = *std::max_element(problem.kda.lengths.begin(), problem.kda.lengths.end()) <= kSegment;
     for (auto& [name, array] : results) {
       TensorDigest entry{name, {}};
       if (array.axis != KdaAxis::kNone || variation.packing == Packing::kTogether) {

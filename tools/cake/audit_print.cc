@@ -19,8 +19,8 @@ std::string full(const std::string& value) { return value.size() == 64 ? "sha256
 }  // namespace
 
 void print_audit(const AuditReport& report) {
-  fmt::print("Audit of {} on {} (level {}, segment {})\n", report.module, cpu_model(),
-             cpu_isa_name(current_cpu_isa()), build_info().segment);
+  fmt::print("Audit of {} on {} (level {}, segment {})\n", report.module, cpu_model(), cpu_isa_name(current_cpu_isa()),
+             build_info().segment);
   for (const ProblemAudit& audit : report.problems) {
     fmt::print("\n{}: {}\n", audit.problem.name, audit.problem.description);
     std::vector<std::string> headings = {"tensor", "SHA-256"};

@@ -71,7 +71,8 @@ void print_plain_digests(const AuditSubject& subject) {
   for (std::size_t p = 0; p < subject.problems().size(); ++p) {
     Json problem;
     problem["problem"] = subject.problems()[p].name;
-    for (const TensorDigest& entry : subject.run(p, Variation{}).digests) problem["digests"][entry.tensor] = *entry.digest;
+    for (const TensorDigest& entry : subject.run(p, Variation{}).digests)
+      problem["digests"][entry.tensor] = *entry.digest;
     all.push_back(problem);
   }
   fmt::print("{}\n", all.dump());

@@ -167,8 +167,8 @@ class BusyThreads {
 };
 
 /// Compares one run with the plain one; `cells` is the column of the table.
-void compare(ProblemAudit& audit, std::size_t column, const Variation& variation,
-             const AuditRun& run, AuditReport& report) {
+void compare(ProblemAudit& audit, std::size_t column, const Variation& variation, const AuditRun& run,
+             AuditReport& report) {
   const std::vector<TensorDigest>& got = run.digests;
   const std::string& name = audit.columns[column].name;
   if (!run.mxcsr_kept) {

@@ -41,8 +41,7 @@ void parse_extent(const std::string& part, std::map<std::string, Extent>& extent
   const char *first = part.data() + equals + 1, *last = part.data() + part.size();
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(first, last, value);
-  if (error != std::errc() || end != last || value < extent.least || value > extent.most ||
-      value % extent.step != 0) {
+  if (error != std::errc() || end != last || value < extent.least || value > extent.most || value % extent.step != 0) {
     throw InvalidArgument("--shape: got \"" + part + "\", expected " + extent.accepted);
   }
   *extent.value = value;
@@ -75,7 +74,9 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command->add_option("--isa", arguments->isa, "Instruction-set level: base, v3 or v4 (default: the one in use)");
-  command->add_option("--repeats", arguments->options.repeats, "Rounds")->check(CLI::Range(1, 1000))->capture_default_str();
+  command->add_option("--repeats", arguments->options.repeats, "Rounds")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   command->add_flag("--json", arguments->json, "Machine-readable output");
   command->callback([arguments, &exit_code] {
     const Module& module = find_module(arguments->module);

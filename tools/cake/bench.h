@@ -47,9 +47,9 @@ struct BenchCase {
 struct BenchRatio {
   std::string name, label;
   double value = 0;
-  bool at_least = true;              ///< the target is a lower bound
-  std::optional<double> target;      ///< none: information only
-  std::string verdict;               ///< "met", "missed", or why there is none
+  bool at_least = true;          ///< the target is a lower bound
+  std::optional<double> target;  ///< none: information only
+  std::string verdict;           ///< "met", "missed", or why there is none
 };
 
 /// Two results that must agree.
@@ -82,7 +82,8 @@ double paired_rate_ratio(const BenchCase& a, const BenchCase& b);
 void add_ratio(BenchReport& report, std::string name, std::string label, double value, bool at_least,
                std::optional<double> target);
 
-/// The machine's ceilings on `threads` threads: FMA peak, fixed-order GEMM at 64x128x128, memory copy.
+/// The machine's ceilings on options.threads threads: FMA peak, fixed-order GEMM at 64x128x128, memory copy. With one
+/// thread also the FMA peak of two: what a second thread can give on this machine at this time.
 std::vector<BenchCase> yardsticks(const BenchOptions& options);
 
 /// Tables for people, JSON for programs.

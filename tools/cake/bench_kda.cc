@@ -73,8 +73,17 @@ class Data {
   /// The same problem for the token-by-token versions.
   TokenProblem token_problem() const {
     const float scale = 1.0f / std::sqrt(static_cast<float>(o_.K));
-    return {o_.T,          o_.H,          o_.K,          o_.V,           scale, q_.values.data(), k_.values.data(),
-            v_.values.data(), g_.values.data(), beta_.values.data(), dout_.values.data()};
+    return {o_.T,
+            o_.H,
+            o_.K,
+            o_.V,
+            scale,
+            q_.values.data(),
+            k_.values.data(),
+            v_.values.data(),
+            g_.values.data(),
+            beta_.values.data(),
+            dout_.values.data()};
   }
 
   /// A result of this data's dtype (dg, final_state: fp32) as fp32.
@@ -192,12 +201,14 @@ BenchCheck check_against(const std::string& label, const Data& data, const Token
 /// Bytes a forward must read and write, operands and results once.
 double forward_bytes(const BenchOptions& o, DType dtype) {
   const auto element = static_cast<double>(dtype_size(dtype));
-  return static_cast<double>(o.T * o.H) * (static_cast<double>(2 * o.K + 2 * o.V + 1) * element + 4.0 * static_cast<double>(o.K));
+  return static_cast<double>(o.T * o.H) *
+         (static_cast<double>(2 * o.K + 2 * o.V + 1) * element + 4.0 * static_cast<double>(o.K));
 }
 /// The backward's: operands and dout again, and every gradient.
 double backward_bytes(const BenchOptions& o, DType dtype) {
   const auto element = static_cast<double>(dtype_size(dtype));
-  return static_cast<double>(o.T * o.H) * (static_cast<double>(4 * o.K + 3 * o.V + 2) * element + 8.0 * static_cast<double>(o.K));
+  return static_cast<double>(o.T * o.H) *
+         (static_cast<double>(4 * o.K + 3 * o.V + 2) * element + 8.0 * static_cast<double>(o.K));
 }
 
 constexpr float kOrdinaryGate = -0.75f, kStrongGate = -4.0f, kWeakGate = -0.05f;
@@ -224,7 +235,9 @@ std::vector<BenchCase> kda_cases(const BenchOptions& o, const std::shared_ptr<Be
   const double fwd_bytes = forward_bytes(o, o.dtype), both_bytes = fwd_bytes + backward_bytes(o, o.dtype);
   std::vector<BenchCase> cases;
   const auto add = [&](const char* name, const char* label, double flops, double bytes, std::function<void()> run,
-                       int every = 1) { cases.push_back({name, label, flops, bytes, every, std::move(run), {}}); };
+                       int every = 1) {
+    cases.push_back({name, label, flops, bytes, every, std::move(run), {}});
+  };
   const auto on_threads = [](int threads, auto run) {
     return [threads, run] {
       const ScopedNumThreads scope(threads);
@@ -236,8 +249,7 @@ std::vector<BenchCase> kda_cases(const BenchOptions& o, const std::shared_ptr<Be
   add("backward_recompute", "backward from the inputs", bwd, backward_bytes(o, o.dtype),
       [b] { b->main.backward_recompute(); });
   add("weak_gates", "forward + backward, weak gates (-0.05)", both, both_bytes, [b] { b->weak.forward_backward(); });
-  add("strong_gates", "forward + backward, strong gates (-4)", both, both_bytes,
-      [b] { b->strong.forward_backward(); });
+  add("strong_gates", "forward + backward, strong gates (-4)", both, both_bytes, [b] { b->strong.forward_backward(); });
   add("fp32", "forward + backward, fp32", both, forward_bytes(o, DType::kFloat32) + backward_bytes(o, DType::kFloat32),
       [b] { b->fp32.forward_backward(); });
   add("bf16", "forward + backward, bf16", both,
@@ -252,9 +264,11 @@ std::vector<BenchCase> kda_cases(const BenchOptions& o, const std::shared_ptr<Be
   add("token_forward", "token by token, SIMD: forward", fwd, 0, [b] { b->simd.forward(b->simd_memory.results()); });
   add("token_forward_backward", "token by token, SIMD: forward + backward", both, 0,
       [b] { b->simd.forward_backward(b->simd_memory.results()); });
-  add("plain_forward", "token by token, plain loops: forward", fwd, 0,
+  add(
+      "plain_forward", "token by token, plain loops: forward", fwd, 0,
       [b] { b->plain.forward(b->plain_memory.results()); }, seldom);
-  add("plain_forward_backward", "token by token, plain loops: forward + backward", both, 0,
+  add(
+      "plain_forward_backward", "token by token, plain loops: forward + backward", both, 0,
       [b] { b->plain.forward_backward(b->plain_memory.results()); }, seldom);
   return cases;
 }
@@ -276,6 +290,10 @@ void add_ratios(BenchReport& report) {
   if (report.find("threads_2") != nullptr) {
     add_ratio(report, "two_threads", "1 thread / 2 threads", paired_time_ratio(at("threads_1"), at("threads_2")), true,
               1.7);
+    if (const BenchCase* two = report.find("fma_peak_threads_2")) {
+      add_ratio(report, "two_threads_fma", "  the same for the FMA loop: what the machine gives now",
+                paired_rate_ratio(*two, at("fma_peak")), true, {});
+    }
   } else {
     report.notes.push_back("1 thread / 2 threads: this process has one core");
   }

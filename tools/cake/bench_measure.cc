@@ -14,13 +14,12 @@
 #include "core/parallel.h"
 #include "core/simd/simd_kernels.h"
 #include "digest.h"
+#include "machine.h"
 
 namespace cake::tool {
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 double median_of(std::vector<double> values) {
   if (values.empty()) return std::nan("");
@@ -121,9 +120,7 @@ double paired_time_ratio(const BenchCase& a, const BenchCase& b) {
   return median_of(std::move(ratios));
 }
 
-double paired_rate_ratio(const BenchCase& a, const BenchCase& b) {
-  return a.flops / b.flops * paired_time_ratio(b, a);
-}
+double paired_rate_ratio(const BenchCase& a, const BenchCase& b) { return a.flops / b.flops * paired_time_ratio(b, a); }
 
 void add_ratio(BenchReport& report, std::string name, std::string label, double value, bool at_least,
                std::optional<double> target) {
@@ -142,12 +139,16 @@ std::vector<BenchCase> yardsticks(const BenchOptions& options) {
   std::vector<BenchCase> cases;
 
   const std::int64_t fma_rounds = repetitions([&](std::int64_t n) { kernels.fma_loop(n); });
-  BenchCase fma{"fma_peak", "FMA peak (registers)", 0, 0, 1, {}, {}};
-  fma.flops = kernels.fma_loop(1) * static_cast<double>(fma_rounds) * threads;
-  fma.run = [&kernels, fma_rounds, threads] {
-    parallel_for(threads, threads, [&](std::int64_t, int) { kernels.fma_loop(fma_rounds); });
+  const auto add_fma = [&](const char* name, const char* label, int on) {
+    BenchCase fma{name, label, 0, 0, 1, {}, {}};
+    fma.flops = kernels.fma_loop(1) * static_cast<double>(fma_rounds) * on;
+    fma.run = [&kernels, fma_rounds, on] {
+      parallel_for(on, on, [&](std::int64_t, int) { kernels.fma_loop(fma_rounds); });
+    };
+    cases.push_back(fma);
   };
-  cases.push_back(fma);
+  add_fma("fma_peak", "FMA peak (registers)", threads);
+  if (threads == 1 && usable_cores() >= 2) add_fma("fma_peak_threads_2", "FMA peak, 2 threads", 2);
 
   const auto blocks = std::make_shared<Blocks>(threads, kGemmA + kGemmB + kGemmC);
   const auto product = [&kernels, blocks](std::int64_t thread, std::int64_t n) {

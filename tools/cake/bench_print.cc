@@ -97,7 +97,8 @@ void print_bench_json(const BenchReport& report) {
   out["agrees"] = report.agrees();
   out["checks"] = Json::array();
   for (const BenchCheck& check : report.checks) {
-    out["checks"].push_back({{"label", check.label}, {"error", check.error}, {"limit", check.limit}, {"ok", check.ok()}});
+    out["checks"].push_back(
+        {{"label", check.label}, {"error", check.error}, {"limit", check.limit}, {"ok", check.ok()}});
   }
   out["cases"] = Json::array();
   for (const BenchCase& c : report.cases) out["cases"].push_back(json_of(c, report));

@@ -59,7 +59,8 @@ Json info_json() {
 void print_info(const Json& info) {
   const Json& build = info["build"];
   fmt::print("Cake Train {}\n\nBuild\n", build["version"].get<std::string>());
-  fmt::print("  compiler         {}, {}\n", build["compiler"].get<std::string>(), build["build_type"].get<std::string>());
+  fmt::print("  compiler         {}, {}\n", build["compiler"].get<std::string>(),
+             build["build_type"].get<std::string>());
   fmt::print("  threads          {}\n", build["threads_backend"].get<std::string>());
   fmt::print("  CUDA             {}\n", build["cuda"].get<bool>() ? "compiler found" : "not built");
   fmt::print("  segment          {} tokens\n", build["segment"].get<long long>());

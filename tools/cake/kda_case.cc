@@ -70,8 +70,8 @@ KdaArrays draw_kda_operands(const KdaCase& c) {
   x["dout"] = drawn(c, KdaAxis::kToken, c.dtype, {c.HV, c.V}, bell(1.0f));
   const DType gate_dtype = c.gate == KdaGate::kPlain ? DType::kFloat32 : c.dtype;
   x["g"] = drawn(c, KdaAxis::kToken, gate_dtype, {c.HV, c.K}, [&] { return draw_gate(c, random); });
-  x["beta"] = drawn(c, KdaAxis::kToken, c.dtype, {c.HV},
-                    [&] { return c.beta_sigmoid ? random.bell() : random.uniform(); });
+  x["beta"] =
+      drawn(c, KdaAxis::kToken, c.dtype, {c.HV}, [&] { return c.beta_sigmoid ? random.bell() : random.uniform(); });
   if (c.gate != KdaGate::kPlain) {
     x["A_log"] = drawn(c, KdaAxis::kNone, DType::kFloat32, {c.HV}, bell(0.5f));
     x["dt_bias"] = drawn(c, KdaAxis::kNone, DType::kFloat32, {c.HV, c.K}, bell(1.0f));

@@ -59,7 +59,8 @@ class ScopedSignals {
   ScopedSignals& operator=(const ScopedSignals&) = delete;
 
  private:
-  struct sigaction int_ {}, term_ {}, size_ {};
+  struct sigaction int_ {
+  }, term_{}, size_{};
 };
 
 struct TrainOptions {
@@ -102,8 +103,8 @@ void require_writable_folder(const std::string& file) {
     throw InvalidArgument(fmt::format("checkpoint: got \"{}\", which is a folder; expected a file name", file));
   }
   if (!std::filesystem::is_directory(folder, error) || ::access(folder.c_str(), W_OK) != 0) {
-    throw InvalidArgument(
-        fmt::format("checkpoint: got \"{}\", whose folder \"{}\" does not exist or cannot be written", file, folder.string()));
+    throw InvalidArgument(fmt::format("checkpoint: got \"{}\", whose folder \"{}\" does not exist or cannot be written",
+                                      file, folder.string()));
   }
 }
 
@@ -163,7 +164,8 @@ int run(TrainOptions& o) {
     const lm::StepRecord record = trainer->step();
     const std::int64_t done = trainer->steps_done();
     progress.report(done, record.loss);
-    if (!o.report.empty() && (done % digest_every == 0 || done == o.steps)) digests.push_back({done, trainer->digest()});
+    if (!o.report.empty() && (done % digest_every == 0 || done == o.steps))
+      digests.push_back({done, trainer->digest()});
     if (!o.checkpoint.empty() && done % o.checkpoint_every == 0 && done < o.steps) {
       save_on_the_way(o, *trainer, progress);
     }
@@ -199,43 +201,59 @@ void add_train_command(CLI::App& app, int& exit_code) {
   const auto o = std::make_shared<TrainOptions>();
   using Config = lm::TrainConfig;
   command->add_option("--text", o->text, "A text file, or a folder of them")->capture_default_str();
-  add_field(*command, *o, "--package", "Module that computes KDA", [](Config& c) -> auto& { return c.package; });
+  add_field(
+      *command, *o, "--package", "Module that computes KDA", [](Config & c) -> auto& { return c.package; });
   o->steps_given = command->add_option("--steps", o->steps, "Steps in all")->capture_default_str();
-  add_field(*command, *o, "--batch-tokens", "Tokens of a step", [](Config& c) -> auto& { return c.batch_tokens; });
-  add_field(*command, *o, "--document-tokens", "Longest piece of a file that is one document",
-            [](Config& c) -> auto& { return c.document_tokens; });
-  add_field(*command, *o, "--layers", "Blocks of the model", [](Config& c) -> auto& { return c.model.layers; });
-  add_field(*command, *o, "--width", "Width of the model", [](Config& c) -> auto& { return c.model.width; });
-  add_field(*command, *o, "--heads", "KDA heads; width / heads is a multiple of 16, at most 256",
-            [](Config& c) -> auto& { return c.model.heads; });
-  add_field(*command, *o, "--seed", "Of the initial values and the order of the text",
-            [](Config& c) -> auto& { return c.seed; })
+  add_field(
+      *command, *o, "--batch-tokens", "Tokens of a step", [](Config & c) -> auto& { return c.batch_tokens; });
+  add_field(
+      *command, *o, "--document-tokens", "Longest piece of a file that is one document",
+      [](Config & c) -> auto& { return c.document_tokens; });
+  add_field(
+      *command, *o, "--layers", "Blocks of the model", [](Config & c) -> auto& { return c.model.layers; });
+  add_field(
+      *command, *o, "--width", "Width of the model", [](Config & c) -> auto& { return c.model.width; });
+  add_field(
+      *command, *o, "--heads", "KDA heads; width / heads is a multiple of 16, at most 256",
+      [](Config & c) -> auto& { return c.model.heads; });
+  add_field(
+      *command, *o, "--seed", "Of the initial values and the order of the text",
+      [](Config & c) -> auto& { return c.seed; })
       ->check(CLI::NonNegativeNumber);
-  add_field(*command, *o, "--learning-rate", "At the top of the schedule",
-            [](Config& c) -> auto& { return c.optimizer.learning_rate; });
-  add_field(*command, *o, "--warmup-steps", "Steps of the linear warm-up",
-            [](Config& c) -> auto& { return c.optimizer.warmup_steps; });
-  o->schedule_given = add_field(*command, *o, "--schedule-steps", "Where the cosine ends (default: at --steps)",
-                                [](Config& c) -> auto& { return c.optimizer.schedule_steps; });
-  add_field(*command, *o, "--weight-decay", "Decoupled; not on norms, biases and A_log",
-            [](Config& c) -> auto& { return c.optimizer.weight_decay; });
-  add_field(*command, *o, "--clip-norm", "Largest global gradient norm; 0: no clipping",
-            [](Config& c) -> auto& { return c.optimizer.clip_norm; });
-  add_field(*command, *o, "--shards", "Logical shards of a batch: part of the bits, unlike --threads",
-            [](Config& c) -> auto& { return c.shards; });
-  o->threads_given = command->add_option("--threads", o->threads, "CPU threads; no effect on the bits (default: all cores)");
+  add_field(
+      *command, *o, "--learning-rate", "At the top of the schedule",
+      [](Config & c) -> auto& { return c.optimizer.learning_rate; });
+  add_field(
+      *command, *o, "--warmup-steps", "Steps of the linear warm-up",
+      [](Config & c) -> auto& { return c.optimizer.warmup_steps; });
+  o->schedule_given = add_field(
+      *command, *o, "--schedule-steps", "Where the cosine ends (default: at --steps)",
+      [](Config & c) -> auto& { return c.optimizer.schedule_steps; });
+  add_field(
+      *command, *o, "--weight-decay", "Decoupled; not on norms, biases and A_log",
+      [](Config & c) -> auto& { return c.optimizer.weight_decay; });
+  add_field(
+      *command, *o, "--clip-norm", "Largest global gradient norm; 0: no clipping",
+      [](Config & c) -> auto& { return c.optimizer.clip_norm; });
+  add_field(
+      *command, *o, "--shards", "Logical shards of a batch: part of the bits, unlike --threads",
+      [](Config & c) -> auto& { return c.shards; });
+  o->threads_given =
+      command->add_option("--threads", o->threads, "CPU threads; no effect on the bits (default: all cores)");
   command->add_option("--checkpoint", o->checkpoint, "File for the state of the run");
   command->add_option("--checkpoint-every", o->checkpoint_every, "Steps between checkpoints")->capture_default_str();
   command->add_option("--resume", o->resume, "Go on from this checkpoint, bit for bit; its options apply");
   command->add_option("--report", o->report, "Folder for loss.svg and log.json");
-  command->add_option("--report-every", o->report_every, "Steps between digests in the log (default: a twentieth of the run)");
+  command->add_option("--report-every", o->report_every,
+                      "Steps between digests in the log (default: a twentieth of the run)");
   command->add_option("--ablate", o->ablate, "Zero the output of a part: kda")->check(CLI::IsMember({"kda"}));
   command->add_flag("--json", o->json, "Print the result as one JSON line, the last of standard output");
   command->callback([o, &exit_code] {
     try {
       exit_code = run(*o);
     } catch (const std::bad_alloc&) {
-      throw OutOfMemory("not enough memory for this model and --batch-tokens " + std::to_string(o->config.batch_tokens));
+      throw OutOfMemory("not enough memory for this model and --batch-tokens " +
+                        std::to_string(o->config.batch_tokens));
     }
   });
 }

@@ -10,14 +10,14 @@ namespace cake {
 
 /// What went wrong; the Python package maps each kind to one built-in exception class.
 enum class ErrorKind {
-  kInvalidArgument,     ///< ValueError
-  kWrongType,           ///< TypeError
-  kWrongMode,           ///< ValueError: an object of the other mode's package
-  kNotSupported,        ///< NotImplementedError: named, not built
-  kNondeterminismAlert, ///< RuntimeError
-  kDeviceError,         ///< RuntimeError
-  kCommError,           ///< RuntimeError
-  kOutOfMemory,         ///< MemoryError
+  kInvalidArgument,      ///< ValueError
+  kWrongType,            ///< TypeError
+  kWrongMode,            ///< ValueError: an object of the other mode's package
+  kNotSupported,         ///< NotImplementedError: named, not built
+  kNondeterminismAlert,  ///< RuntimeError
+  kDeviceError,          ///< RuntimeError
+  kCommError,            ///< RuntimeError
+  kOutOfMemory,          ///< MemoryError
 };
 
 /// Name of a kind, for example "InvalidArgument".

@@ -10,12 +10,12 @@ namespace cake {
 
 /// How the library was built.
 struct CAKE_API BuildInfo {
-  std::string version;     ///< "0.1.0"
-  std::string compiler;    ///< "GNU 12.2.0"
-  std::string build_type;  ///< "Release"
-  std::string threads;     ///< "oneTBB 2021.8" or "plain thread pool"
-  bool cuda = false;       ///< a CUDA compiler was found and used
-  long long segment = 0;   ///< kSegment of this build
+  std::string version;         ///< "0.1.0"
+  std::string compiler;        ///< "GNU 12.2.0"
+  std::string build_type;      ///< "Release"
+  std::string threads;         ///< "oneTBB 2021.8" or "plain thread pool"
+  bool cuda = false;           ///< a CUDA compiler was found and used
+  long long segment = 0;       ///< kSegment of this build
   bool planted_fault = false;  ///< built with CAKE_PLANT_ORDER_FAULT (for testing the audit)
 };
 

@@ -34,7 +34,7 @@ struct CAKE_API ConstTensorView {
   DType dtype = DType::kFloat32;  ///< type of the elements
   Device device{};                ///< where the memory lies
   int ndim = 0;                   ///< number of dimensions, at most kMaxDims
-  bool given = false;  ///< set by the factories; an empty tensor may have a null pointer and is still given
+  bool given = false;             ///< set by the factories; an empty tensor may have a null pointer and is still given
   std::array<std::int64_t, kMaxDims> shape{};    ///< extents
   std::array<std::int64_t, kMaxDims> strides{};  ///< in elements
 
@@ -54,11 +54,11 @@ struct CAKE_API ConstTensorView {
 
 /// Writable view; converts to a read-only one.
 struct CAKE_API TensorView {
-  void* data = nullptr;           ///< first element; may be null when there is none
-  DType dtype = DType::kFloat32;  ///< type of the elements
-  Device device{};                ///< where the memory lies
-  int ndim = 0;                   ///< number of dimensions, at most kMaxDims
-  bool given = false;             ///< set by the factories
+  void* data = nullptr;                          ///< first element; may be null when there is none
+  DType dtype = DType::kFloat32;                 ///< type of the elements
+  Device device{};                               ///< where the memory lies
+  int ndim = 0;                                  ///< number of dimensions, at most kMaxDims
+  bool given = false;                            ///< set by the factories
   std::array<std::int64_t, kMaxDims> shape{};    ///< extents
   std::array<std::int64_t, kMaxDims> strides{};  ///< in elements
 

@@ -1,9 +1,9 @@
 // Fixed-order products of small matrices in 16-column panels.
 //
-// Panel layout of an R x C matrix (C padded to a multiple of 16): element (r, c) at (c / 16) * stride + r * 16 + c % 16,
-// with `stride` floats between panels. C(i, p) = init + sum over k of A(i, k) B(k, p): one accumulator per element, k
-// ascending, fused multiply-add. So the tile shape below never changes the bits and is chosen per level.
-// Tests: tests/core/gemm_test.cc; benchmark: cake bench (the rate at 64x128x128 is its yardstick).
+// Panel layout of an R x C matrix (C padded to a multiple of 16): element (r, c) at (c / 16) * stride + r * 16 + c %
+// 16, with `stride` floats between panels. C(i, p) = init + sum over k of A(i, k) B(k, p): one accumulator per element,
+// k ascending, fused multiply-add. So the tile shape below never changes the bits and is chosen per level. Tests:
+// tests/core/gemm_test.cc; benchmark: cake bench (the rate at 64x128x128 is its yardstick).
 #pragma once
 
 #include "core/simd/simd.h"
@@ -116,8 +116,8 @@ CAKE_INLINE void gemm(int rows, int panels, int depth, Panels a, Panels b, Panel
   }
   if constexpr (kTilePanels > 1) {
     for (; p < panels; ++p) {
-      gemm_column<1, kOp, kInit>(rows, depth, a.data, a.stride, b.data + p * b.stride, b.stride,
-                                 c.data + p * c.stride, c.stride, column_factors(p));
+      gemm_column<1, kOp, kInit>(rows, depth, a.data, a.stride, b.data + p * b.stride, b.stride, c.data + p * c.stride,
+                                 c.stride, column_factors(p));
     }
   }
 }
@@ -126,8 +126,8 @@ CAKE_INLINE void gemm(int rows, int panels, int depth, Panels a, Panels b, Panel
 CAKE_INLINE void transpose_panels(int rows, int panels, Panels src, Panels dst) {
   for (int r = 0; r < rows; r += kLanes) {
     for (int p = 0; p < panels; ++p) {
-      transpose16(src.data + p * src.stride + r * kLanes, kLanes, dst.data + (r / kLanes) * dst.stride + p * kLanes * kLanes,
-                  kLanes);
+      transpose16(src.data + p * src.stride + r * kLanes, kLanes,
+                  dst.data + (r / kLanes) * dst.stride + p * kLanes * kLanes, kLanes);
     }
   }
 }

@@ -66,8 +66,8 @@ CAKE_INLINE F bits_add_shifted(F a, F b) {
 }
 /// (float)((int)(bits >> 23) - bias): the unbiased exponent of a positive normal number.
 CAKE_INLINE F exponent(F a, int bias) {
-  return {_mm512_cvtepi32_ps(
-      _mm512_sub_epi32(_mm512_srli_epi32(_mm512_castps_si512(a.v), 23), _mm512_set1_epi32(bias)))};
+  return {
+      _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_srli_epi32(_mm512_castps_si512(a.v), 23), _mm512_set1_epi32(bias)))};
 }
 /// Sum of the lanes by the fixed tree: distance 8, then 4, 2, 1.
 CAKE_INLINE float reduce_add(F a) {
@@ -132,8 +132,7 @@ CAKE_INLINE F bits_add_shifted(F x, F y) {
   return {bits_add_shifted<kShift>(x.a, y.a), bits_add_shifted<kShift>(x.b, y.b)};
 }
 CAKE_INLINE __m256 exponent(__m256 x, int bias) {
-  return _mm256_cvtepi32_ps(
-      _mm256_sub_epi32(_mm256_srli_epi32(_mm256_castps_si256(x), 23), _mm256_set1_epi32(bias)));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(_mm256_castps_si256(x), 23), _mm256_set1_epi32(bias)));
 }
 CAKE_INLINE F exponent(F x, int bias) { return {exponent(x.a, bias), exponent(x.b, bias)}; }
 CAKE_INLINE float reduce_add(F x) {
@@ -195,8 +194,7 @@ CAKE_INLINE __m128d fma_round_to_odd(__m128d a, __m128d b, __m128d c) {
   const __m128i even = _mm_sub_epi64(_mm_and_si128(sum_bits, one), one);  // all ones where the last bit is 0
   const __m128i differ = _mm_srli_epi64(_mm_xor_si128(sum_bits, _mm_castpd_si128(err)), 63);
   const __m128i step = _mm_sub_epi64(one, _mm_add_epi64(differ, differ));  // +1 away from zero, -1 towards it
-  return _mm_castsi128_pd(
-      _mm_add_epi64(sum_bits, _mm_and_si128(_mm_and_si128(step, even), _mm_castpd_si128(inexact))));
+  return _mm_castsi128_pd(_mm_add_epi64(sum_bits, _mm_and_si128(_mm_and_si128(step, even), _mm_castpd_si128(inexact))));
 }
 CAKE_INLINE __m128 fma4(__m128 x, __m128 y, __m128 z) {
   const __m128d lo = fma_round_to_odd(_mm_cvtps_pd(x), _mm_cvtps_pd(y), _mm_cvtps_pd(z));
@@ -237,8 +235,7 @@ CAKE_INLINE F bits_or(F x, F y) {
 template <int kShift>
 CAKE_INLINE F bits_add_shifted(F x, F y) {
   return each([&](int i) {
-    return _mm_castsi128_ps(
-        _mm_add_epi32(_mm_castps_si128(x.q[i]), _mm_slli_epi32(_mm_castps_si128(y.q[i]), kShift)));
+    return _mm_castsi128_ps(_mm_add_epi32(_mm_castps_si128(x.q[i]), _mm_slli_epi32(_mm_castps_si128(y.q[i]), kShift)));
   });
 }
 CAKE_INLINE F exponent(F x, int bias) {

@@ -193,10 +193,23 @@ double fma_loop(std::int64_t iterations) {
 
 extern const SimdKernels kSimdKernels;
 const SimdKernels kSimdKernels = {
-    map_function<exp>,   map_function<log>,   map_function<log1p>, map_function<sigmoid>, map_function<softplus>,
-    map_function<rsqrt>, fma_array,           sum_array,           dot_array,             bf16_to_float_array,
-    float_to_bf16_array, fp16_to_float_array, float_to_fp16_array, transpose16_array,     dense_block,
-    panel_gemm_64x128x128, fma_loop,
+    map_function<exp>,
+    map_function<log>,
+    map_function<log1p>,
+    map_function<sigmoid>,
+    map_function<softplus>,
+    map_function<rsqrt>,
+    fma_array,
+    sum_array,
+    dot_array,
+    bf16_to_float_array,
+    float_to_bf16_array,
+    fp16_to_float_array,
+    float_to_fp16_array,
+    transpose16_array,
+    dense_block,
+    panel_gemm_64x128x128,
+    fma_loop,
 };
 
 }  // namespace cake::CAKE_ISA_NAMESPACE

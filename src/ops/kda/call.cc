@@ -76,7 +76,8 @@ void* CallerMemory::ensure(std::size_t bytes, const char* name) {
   if (bytes <= bytes_) return data_;
   const std::string needed = std::to_string(bytes) + " bytes";
   if (external_) {
-    throw OutOfMemory(std::string(name) + ": got memory of " + std::to_string(bytes_) + " bytes, expected at least " + needed);
+    throw OutOfMemory(std::string(name) + ": got memory of " + std::to_string(bytes_) + " bytes, expected at least " +
+                      needed);
   }
   owned_.reset();
   data_ = nullptr;
@@ -145,7 +146,8 @@ std::vector<Implementation> implementations(Device device) {
     } else if (isa != current_cpu_isa()) {
       refused = std::string("CAKE_CPU_ISA or a better level: ") + cpu_isa_name(current_cpu_isa()) + " is in use";
     }
-    list.push_back({std::string("cpu/x86-64") + (isa == CpuIsa::kBase ? "" : std::string("-") + cpu_isa_name(isa)), refused});
+    list.push_back(
+        {std::string("cpu/x86-64") + (isa == CpuIsa::kBase ? "" : std::string("-") + cpu_isa_name(isa)), refused});
   }
   return list;
 }
@@ -155,7 +157,8 @@ void run_forward(const Operands& operands, const Settings& settings, const Forwa
   const Problem problem = check_problem(operands, settings);
   check_forward(problem, operands, results);
   Call call{&problem, &operands, &settings, extents_of(problem, operands.cu_seqlens)};
-  call.workers = reserve(workspace, [&](int workers) { return forward_bytes(call.extents, saved != nullptr, workers); });
+  call.workers =
+      reserve(workspace, [&](int workers) { return forward_bytes(call.extents, saved != nullptr, workers); });
   SavedMemory kept;
   if (saved != nullptr) {
     const std::size_t bytes = saved_bytes(call.extents);
@@ -183,7 +186,8 @@ void run_backward(const Operands& operands, const Settings& settings, const Cons
   check_backward(problem, operands, settings, dout, d_final_state, results);
   const bool params = results.dA_log.given || results.ddt_bias.given;
   Call call{&problem, &operands, &settings, extents_of(problem, operands.cu_seqlens)};
-  call.workers = reserve(workspace, [&](int workers) { return backward_bytes(call.extents, saved == nullptr, params, workers); });
+  call.workers =
+      reserve(workspace, [&](int workers) { return backward_bytes(call.extents, saved == nullptr, params, workers); });
   Arena arena(workspace.memory.data(), workspace.memory.size(), "workspace");
   if (saved == nullptr) {
     backward_cpu(call, dout, d_final_state, results, params, arena, nullptr);

@@ -71,7 +71,8 @@ Totals count_documents(const Problem& problem, const ConstTensorView& cu_seqlens
   return totals;
 }
 
-void list_documents(const Problem& problem, const ConstTensorView& cu_seqlens, Document* documents, SegmentId* segments) {
+void list_documents(const Problem& problem, const ConstTensorView& cu_seqlens, Document* documents,
+                    SegmentId* segments) {
   Totals totals;
   each_document(problem, cu_seqlens, [&](std::int64_t n, Document d) {
     append_document(d, totals);

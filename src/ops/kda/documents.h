@@ -43,6 +43,7 @@ Totals count_documents(std::int64_t B, std::int64_t S, std::int64_t num_docs, st
 /// Exact totals of a checked problem; reads cu_seqlens.
 Totals count_documents(const Problem& problem, const ConstTensorView& cu_seqlens);
 /// Fills `documents` [N] and `segments` [totals.segments] of a checked problem.
-void list_documents(const Problem& problem, const ConstTensorView& cu_seqlens, Document* documents, SegmentId* segments);
+void list_documents(const Problem& problem, const ConstTensorView& cu_seqlens, Document* documents,
+                    SegmentId* segments);
 
 }  // namespace cake::kda

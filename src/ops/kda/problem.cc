@@ -40,7 +40,8 @@ void check_offsets(const ConstTensorView& cu_seqlens, std::int64_t B, std::int64
   if (at(0) != 0) fail("cu_seqlens", "first offset " + std::to_string(at(0)), "0");
   for (std::int64_t i = 1; i < entries; ++i) {
     if (at(i) < at(i - 1)) {
-      fail("cu_seqlens", std::to_string(at(i)) + " after " + std::to_string(at(i - 1)) + " at entry " + std::to_string(i),
+      fail("cu_seqlens",
+           std::to_string(at(i)) + " after " + std::to_string(at(i - 1)) + " at entry " + std::to_string(i),
            "non-decreasing offsets");
     }
   }
@@ -53,7 +54,8 @@ void check_gate(const Operands& x, const Settings& settings, const Problem& p) {
   if (!settings.use_gate_in_kernel) {
     if (x.A_log.given) fail("A_log", "a tensor", "none without use_gate_in_kernel");
     if (x.dt_bias.given) fail("dt_bias", "a tensor", "none without use_gate_in_kernel");
-    if (settings.lower_bound) fail("lower_bound", std::to_string(*settings.lower_bound), "none without use_gate_in_kernel");
+    if (settings.lower_bound)
+      fail("lower_bound", std::to_string(*settings.lower_bound), "none without use_gate_in_kernel");
     return;
   }
   if (settings.lower_bound) {

@@ -29,10 +29,10 @@ double times(double a, double b) { return a == 0.0 || b == 0.0 ? 0.0 : a * b; }
 /// The operands of the recurrence after all activations, for the rows of one document and one value head.
 struct HeadOperands {
   std::int64_t T = 0;
-  Numbers q, k;          // [T, K]
-  Numbers v;             // [T, V]
-  Numbers g, decay;      // [T, K], decay = exp(g)
-  Numbers beta;          // [T]
+  Numbers q, k;            // [T, K]
+  Numbers v;               // [T, V]
+  Numbers g, decay;        // [T, K], decay = exp(g)
+  Numbers beta;            // [T]
   Numbers q_rstd, k_rstd;  // [T], 1 without l2norm
 };
 
@@ -196,7 +196,8 @@ HeadGradients backward_head(const HeadOperands& head, std::int64_t K, std::int64
   return grad;
 }
 
-/// Adds the gradient through an optional l2 normalisation of one row to `out`, the squares of its two terms to `squares`.
+/// Adds the gradient through an optional l2 normalisation of one row to `out`, the squares of its two terms to
+/// `squares`.
 void add_row_gradient(const double* y, double rstd, const double* dy, std::int64_t K, bool normalised, double* out,
                       double* squares) {
   double along = 0.0;
@@ -326,8 +327,7 @@ ReferenceGradients reference_backward(const ReferenceInputs& in, const std::vect
                         rows_of(dout, first, T, in.HV, hv, in.V), state_of(d_final_state, n * in.HV + hv, size));
       store_head(in, first, hv, head, grad, grads);
       if (!in.initial_state.empty()) {
-        std::copy(grad.dstate.begin(), grad.dstate.end(),
-                  grads.dinitial_state.begin() + (n * in.HV + hv) * size);
+        std::copy(grad.dstate.begin(), grad.dstate.end(), grads.dinitial_state.begin() + (n * in.HV + hv) * size);
       }
     }
   }

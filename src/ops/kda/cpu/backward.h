@@ -77,8 +77,9 @@ static void gradient_pairs(const Chunk& c, const float* vn) {
   transpose_panels(c.rows16(), c.vpanels, {const_cast<float*>(vn), kPanel}, {s.vn_t, vt_panel});
   for (int b = 0; b < c.blocks; ++b) {
     for (int half = 0; half < 2; ++half) {
-      gemm<Op::kPlain, Init::kZero>(kBlock, b + 1, c.head->Vp, Panels{s.ddo, kPanel2}.at_row(half * c.rows16() + b * kBlock),
-                                    {s.vn_t, vt_panel}, Panels{s.dpl, kPanel2}.at_row(b * 2 * kBlock + half * kBlock));
+      gemm<Op::kPlain, Init::kZero>(kBlock, b + 1, c.head->Vp,
+                                    Panels{s.ddo, kPanel2}.at_row(half * c.rows16() + b * kBlock), {s.vn_t, vt_panel},
+                                    Panels{s.dpl, kPanel2}.at_row(b * 2 * kBlock + half * kBlock));
     }
     float* diagonal = s.dpl + b * kPanel2 + b * 2 * kBlock * kLanes;
     mask_lower(diagonal);
@@ -168,7 +169,8 @@ static void finish_qk(const Chunk& c, const GradientRows& g) {
   Scratch& s = *c.s;
   const F scale = set1(c.head->scale);
   for (int p = 0; p < c.kpanels; ++p) {
-    for (int i = 0; i < c.rows; ++i) store(s.gq + p * kPanel + i * kLanes, load(s.gq + p * kPanel + i * kLanes) * scale);
+    for (int i = 0; i < c.rows; ++i)
+      store(s.gq + p * kPanel + i * kLanes, load(s.gq + p * kPanel + i * kLanes) * scale);
   }
   for (int i = 0; i < c.rows; ++i) {
     const std::int64_t row = c.first + i;

@@ -1,8 +1,8 @@
 // One chunk of up to 64 rows: operands into panels, decays as running products, and the products of q, k and decays.
 //
-// With a_i = exp(g_i) row by row, e = product from the block's first row (inclusive), d = product of the rows after i in
-// its block, every decay exp(G_i - G_j) is a product of numbers <= 1: nothing overflows for any gate, and no cumulative
-// sum loses digits. Rows past the chunk's end are zero (beta too) with decay 1, so they change nothing.
+// With a_i = exp(g_i) row by row, e = product from the block's first row (inclusive), d = product of the rows after i
+// in its block, every decay exp(G_i - G_j) is a product of numbers <= 1: nothing overflows for any gate, and no
+// cumulative sum loses digits. Rows past the chunk's end are zero (beta too) with decay 1, so they change nothing.
 //   P_ij  = sum_d k_id k_jd exp(G_id - G_jd), i > j      Aqk_ij = sum_d scale q_id k_jd exp(G_id - G_jd), i >= j
 // Fixed order: sums over d ascend in one accumulator per element. Tests: tests/kda; benchmark: cake bench.
 #pragma once
@@ -26,8 +26,8 @@ using cake::kda::Rows;
 using cake::kda::Scratch;
 using cake::kda::SegmentRun;
 
-constexpr int kRows = 64;                  // rows of a chunk
-constexpr int kBlock = 16;                 // rows of a sub-chunk
+constexpr int kRows = 64;   // rows of a chunk
+constexpr int kBlock = 16;  // rows of a sub-chunk
 constexpr float kL2Eps = 1e-6f;
 
 /// What the functions of a chunk share.
@@ -108,7 +108,8 @@ CAKE_INLINE void store_result(const MutableRows& y, std::int64_t row, int c, int
 }
 
 /// A row of q or k into panels; returns 1 / sqrt(sum of squares + eps), or 1 without the norm. `factor` scales q.
-CAKE_INLINE float load_row(const Rows& x, std::int64_t row, int width, int panels, bool l2norm, float factor, float* dst) {
+CAKE_INLINE float load_row(const Rows& x, std::int64_t row, int width, int panels, bool l2norm, float factor,
+                           float* dst) {
   F squares = zero();
   for (int p = 0; p < panels; ++p) {
     const F y = load_operand(x, row, p * kLanes, width);
@@ -266,7 +267,8 @@ CAKE_INLINE void diagonal_rows(const Chunk& c, int block, float* outq, float* ou
 #pragma GCC unroll 1
       for (int d = 0; d < kLanes; ++d) {
         F x = kFirst > 0 ? load(w + d * kLanes) : zero();
-        diagonal_step<kFirst, kFirst + kDiagonalRows, kFirst>(x, load(kt + d * kLanes), a + d, q + d, k + d, accq, acck);
+        diagonal_step<kFirst, kFirst + kDiagonalRows, kFirst>(x, load(kt + d * kLanes), a + d, q + d, k + d, accq,
+                                                              acck);
         if constexpr (kFirst + kDiagonalRows < kBlock) store(w + d * kLanes, x);
       }
     }

@@ -21,7 +21,8 @@ static void gradient_off_diagonal(const Chunk& c) {
   Scratch& s = *c.s;
   const int Kp = c.head->Kp;
   for (int b = c.blocks - 1; b >= 1; --b) {
-    const Panels dpl = Panels{s.dpl, kPanel2}.at_row(b * 2 * kBlock), qke = Panels{s.qke, kPanel2}.at_row(b * 2 * kBlock);
+    const Panels dpl = Panels{s.dpl, kPanel2}.at_row(b * 2 * kBlock),
+                 qke = Panels{s.qke, kPanel2}.at_row(b * 2 * kBlock);
     const Panels col{s.off_col, kPanel};
     const float* decay = s.block_decay + b * Kp;
     if (b == c.blocks - 1) {

@@ -36,7 +36,8 @@ template <class Out, class View>
 Out head_rows(const View& x, std::int64_t batch, std::int64_t start, std::int64_t head) {
   Out rows;
   if (!x.given) return rows;
-  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(rows.data)>>, const std::byte, std::byte>;
+  using Byte =
+      std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(rows.data)>>, const std::byte, std::byte>;
   const std::int64_t at = batch * x.strides[0] + start * x.strides[1] + head * x.strides[2];
   rows.data = x.data == nullptr ? nullptr : static_cast<Byte*>(x.data) + at * dtype_size(x.dtype);
   rows.row_stride = x.strides[1];
@@ -61,7 +62,8 @@ void state_out(const TensorView& x, std::int64_t n, std::int64_t hv, const Probl
   float* base = static_cast<float*>(x.data) + n * x.strides[0] + hv * x.strides[1];
   for (std::int64_t d = 0; d < p.K; ++d) {
     for (std::int64_t v = 0; v < p.V; ++v) {
-      base[d * x.strides[2] + v * x.strides[3]] = panels == nullptr ? 0.0f : panels[(v / 16 * p.Kp() + d) * 16 + v % 16];
+      base[d * x.strides[2] + v * x.strides[3]] =
+          panels == nullptr ? 0.0f : panels[(v / 16 * p.Kp() + d) * 16 + v % 16];
     }
   }
 }
@@ -86,7 +88,12 @@ void zero_tail(const TensorView& x, std::int64_t from) {
 class Runner {
  public:
   Runner(const Call& call, const Tables& tables, Arena& workspace, bool backward)
-      : call_(call), p_(*call.problem), x_(call.extents), tables_(tables), kernels_(kernels(current_cpu_isa())), workers_(call.workers) {
+      : call_(call),
+        p_(*call.problem),
+        x_(call.extents),
+        tables_(tables),
+        kernels_(kernels(current_cpu_isa())),
+        workers_(call.workers) {
     scratch_ = carve_workers(workspace, x_, workers_, backward);
     list_documents(p_, call.operands->cu_seqlens, tables.documents, tables.segments);
   }
@@ -105,11 +112,13 @@ class Runner {
     if (s.use_gate_in_kernel) {
       h.gate_kind = s.lower_bound ? GateKind::kLowerBound : GateKind::kSoftplus;
       h.lower_bound = s.lower_bound.value_or(0.0f);
-      if (o.A_log.given) h.gate_factor = kernels_.gate_factor(static_cast<const float*>(o.A_log.data)[hv * o.A_log.strides[0]]);
+      if (o.A_log.given)
+        h.gate_factor = kernels_.gate_factor(static_cast<const float*>(o.A_log.data)[hv * o.A_log.strides[0]]);
       if (o.dt_bias.given) {
         const bool flat = o.dt_bias.ndim == 1;
         h.dt_bias_stride = o.dt_bias.strides[flat ? 0 : 1];
-        h.dt_bias = static_cast<const float*>(o.dt_bias.data) + (flat ? hv * p_.K * h.dt_bias_stride : hv * o.dt_bias.strides[0]);
+        h.dt_bias = static_cast<const float*>(o.dt_bias.data) +
+                    (flat ? hv * p_.K * h.dt_bias_stride : hv * o.dt_bias.strides[0]);
       }
     }
     const std::int64_t qk_head = hv / p_.group();
@@ -132,9 +141,8 @@ class Runner {
   /// Calls fn(document, number, hv) for every document, empty ones too, and value head.
   template <class Fn>
   void each_document(Fn fn) {
-    parallel_for(p_.N * p_.HV, workers_, [&](std::int64_t task, int) {
-      fn(tables_.documents[task / p_.HV], task / p_.HV, task % p_.HV);
-    });
+    parallel_for(p_.N * p_.HV, workers_,
+                 [&](std::int64_t task, int) { fn(tables_.documents[task / p_.HV], task / p_.HV, task % p_.HV); });
   }
 
   SegmentRun segment_run(const Document& d, std::int64_t j, std::int64_t hv, const Head& head, Scratch& scratch,
@@ -261,7 +269,9 @@ class Runner {
   void pass_state(const ConstTensorView& from, const TensorView& to, std::int64_t n, std::int64_t hv) const {
     for (std::int64_t d = 0; d < p_.K; ++d) {
       for (std::int64_t v = 0; v < p_.V; ++v) {
-        const auto at = [&](const auto& x) { return n * x.strides[0] + hv * x.strides[1] + d * x.strides[2] + v * x.strides[3]; };
+        const auto at = [&](const auto& x) {
+          return n * x.strides[0] + hv * x.strides[1] + d * x.strides[2] + v * x.strides[3];
+        };
         static_cast<float*>(to.data)[at(to)] = from.given ? static_cast<const float*>(from.data)[at(from)] : 0.0f;
       }
     }
@@ -341,7 +351,8 @@ class Runner {
         const bool flat = r.ddt_bias.ndim == 1;
         auto* y = static_cast<float*>(r.ddt_bias.data);
         for (std::int64_t d = 0; d < p_.K; ++d) {
-          y[flat ? (hv * p_.K + d) * r.ddt_bias.strides[0] : hv * r.ddt_bias.strides[0] + d * r.ddt_bias.strides[1]] = sums[d];
+          y[flat ? (hv * p_.K + d) * r.ddt_bias.strides[0] : hv * r.ddt_bias.strides[0] + d * r.ddt_bias.strides[1]] =
+              sums[d];
         }
       }
       if (r.dA_log.given) {
@@ -388,7 +399,8 @@ void BackwardMemory::take(Arena& arena, const Extents& x, bool recompute, bool p
 void forward_cpu(const Call& call, const ForwardResults& results, Arena& workspace, const SavedMemory* saved) {
   const ForwardMemory m = carve_forward(workspace, call.extents, saved != nullptr);
   Runner runner(call, m.tables, workspace, false);
-  runner.forward(&results, saved != nullptr ? *saved : SavedMemory{nullptr, m.borders, m.transitions}, saved != nullptr);
+  runner.forward(&results, saved != nullptr ? *saved : SavedMemory{nullptr, m.borders, m.transitions},
+                 saved != nullptr);
 }
 
 void backward_cpu(const Call& call, const ConstTensorView& dout, const ConstTensorView& d_final_state,

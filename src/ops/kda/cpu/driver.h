@@ -26,10 +26,10 @@ ForwardMemory carve_forward(Arena& arena, const Extents& extents, bool saving);
 /// Workspace of a backward, less the workers' scratch.
 struct BackwardMemory {
   Tables tables;
-  SavedMemory saved;               ///< only for a recompute
-  float* grad_borders = nullptr;   ///< gradients of the states at inner borders
+  SavedMemory saved;                                 ///< only for a recompute
+  float* grad_borders = nullptr;                     ///< gradients of the states at inner borders
   float *partial_q = nullptr, *partial_k = nullptr;  ///< grouped heads: [B * S, HV, Kp] each
-  float* sums = nullptr;           ///< [HV][2][Kp]
+  float* sums = nullptr;                             ///< [HV][2][Kp]
   DetOrder order;
   void take(Arena& arena, const Extents& extents, bool recompute, bool params);
 };

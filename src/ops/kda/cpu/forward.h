@@ -11,7 +11,8 @@ namespace {
 /// u and Vn for `panels` columns from s.qkg, s.pairs and the state; columns from v_panels on have V = 0 (a summary's
 /// transition). With kQueries the rows of Qg S come too, into s.oq.
 template <bool kQueries>
-static void advance_rows(const Chunk& c, const float* state, bool zero_state, int panels, int v_panels, float* u, float* vn) {
+static void advance_rows(const Chunk& c, const float* state, bool zero_state, int panels, int v_panels, float* u,
+                         float* vn) {
   Scratch& s = *c.s;
   const int rows16 = c.rows16();
   const int from = kQueries ? 0 : rows16;  // rows of qkg: Qg first, then Kgam

@@ -37,8 +37,8 @@ float gate_factor(float a_log) {
 
 extern const kda::Kernels kKdaKernels;
 const kda::Kernels kKdaKernels = {
-    forward_segment, summarise_segment, summarise_adjoint_segment, backward_segment, fold,
-    finish_grouped_rows, add, tree_sum, gate_factor,
+    forward_segment, summarise_segment, summarise_adjoint_segment, backward_segment, fold, finish_grouped_rows, add,
+    tree_sum,        gate_factor,
 };
 
 }  // namespace cake::CAKE_ISA_NAMESPACE
