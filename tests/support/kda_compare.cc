@@ -88,7 +88,8 @@ double norm_of_difference(const Block& block, const std::vector<double>& a, cons
 }
 
 /// The operands with a relative change of at most 2^-24 each; logits and raw gates, whose activation is rounded as
-/// well, change by at least as much as a number of size 1.
+/// well, change by at least as much as a number of size 1. So do the decays exp(g), which for g near 0 is the larger
+/// change: a decay of 1 - 1e-5 in fp32 holds g to three digits.
 kda::ReferenceInputs nudged(const KdaProblem& p, std::uint64_t seed) {
   kda::ReferenceInputs in = p.reference_inputs();
   Random random(seed);
@@ -97,6 +98,8 @@ kda::ReferenceInputs nudged(const KdaProblem& p, std::uint64_t seed) {
   };
   for (auto* list : {&in.q, &in.k, &in.v, &in.initial_state, &in.A_log, &in.dt_bias}) nudge(*list, false);
   nudge(in.g, in.use_gate_in_kernel);
+  in.decay_error.resize(in.g.size());
+  for (double& x : in.decay_error) x = 0x1p-24 * random.uniform(-1.0, 1.0);
   nudge(in.beta, in.use_beta_sigmoid_in_kernel);
   return in;
 }

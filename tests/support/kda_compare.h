@@ -24,8 +24,8 @@ struct Judgement {
 /// Every document and head of every tensor lies within its limit; a block whose reference is exactly 0 is exactly 0;
 /// nothing is NaN or infinite; rows past the last offset are exactly 0; without an initial state dg of the first row of
 /// every document is exactly 0. A block beyond its limit is still right when it is ill-conditioned: when its error is
-/// at most 64 times what relative changes of 2^-24 of the operands, or of the two terms of a gradient through the l2
-/// norm, do to the reference. (A gradient of a short document may be a sum of few terms that cancel.)
+/// at most 64 times what relative changes of 2^-24 of the operands and decays, or of the two terms of a gradient
+/// through the l2 norm, do to the reference. (A gradient of a short document may be a sum of few terms that cancel.)
 testing::AssertionResult matches_reference(const KdaProblem& problem, const KdaResults& results,
                                            const ReferenceResults& reference, const Judgement& judgement = {});
 /// The same against a reference that this call runs.

@@ -264,6 +264,7 @@ std::vector<Pack> packs_of(const KdaCase& c, Packing packing) {
   }
   if (packing != Packing::kAlone) return {{order, c.padding}};
   std::vector<Pack> packs;
+  packs.reserve(order.size());
   for (const std::size_t d : order) packs.push_back({{d}, 0});
   return packs;
 }

@@ -5,7 +5,9 @@
 #include "cake/core/error.h"
 #include "commands.h"
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(int argc, char** argv) {
   CLI::App app{"Training kernels whose name says whether gradients repeat bit for bit"};
   app.require_subcommand(1);
   int exit_code = 0;
@@ -22,14 +24,20 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e);
-    return code == 0 ? 0 : 2;
-  } catch (const cake::Error& e) {
-    std::fprintf(stderr, "cake: %s: %s\n", cake::error_kind_name(e.kind()), e.what());
-    return 2;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "cake: %s\n", e.what());
-    return 2;
+    return app.exit(e) == 0 ? 0 : 2;
   }
   return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const cake::Error& e) {
+    std::fprintf(stderr, "cake: %s: %s\n", cake::error_kind_name(e.kind()), e.what());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "cake: %s\n", e.what());
+  }
+  return 2;
 }

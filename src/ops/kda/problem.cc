@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/checks.h"
+#include "core/fpenv.h"
 
 namespace cake::kda {
 namespace {
@@ -125,7 +126,8 @@ Problem check_problem(const Operands& x, const Settings& settings) {
   if (settings.scale && !std::isfinite(*settings.scale)) {
     fail("scale", std::to_string(*settings.scale), "a finite number");
   }
-  // K^-1/2 by correctly rounded operations only.
+  // K^-1/2 by correctly rounded operations only, whatever the caller's rounding mode is.
+  const ScopedFpEnv env;
   p.scale = settings.scale ? *settings.scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.K)));
   return p;
 }

@@ -88,9 +88,9 @@ HeadOperands load_head(const ReferenceInputs& in, std::int64_t first, std::int64
     std::copy_n(&in.v[to_size((row * in.HV + hv) * V)], V, &head.v[to_size(t * V)]);
     head.beta[to_size(t)] = write_rate(in, in.beta[to_size(row * in.HV + hv)]);
     for (std::int64_t d = 0; d < K; ++d) {
-      const double g = gate(in, hv, d, in.g[to_size((row * in.HV + hv) * K + d)]);
-      head.g[to_size(t * K + d)] = g;
-      head.decay[to_size(t * K + d)] = std::exp(g);
+      const std::size_t from = to_size((row * in.HV + hv) * K + d), to = to_size(t * K + d);
+      head.g[to] = gate(in, hv, d, in.g[from]);
+      head.decay[to] = std::exp(head.g[to]) * (in.decay_error.empty() ? 1.0 : 1.0 + in.decay_error[from]);
     }
   }
   return head;

@@ -18,6 +18,7 @@ struct ReferenceInputs {
   std::vector<double> initial_state;  ///< [N, HV, K, V] or empty
   std::vector<double> A_log;          ///< [HV] or empty
   std::vector<double> dt_bias;        ///< [HV, K] or empty
+  std::vector<double> decay_error;    ///< [S, HV, K] relative changes of the decays exp(g) (conditioning), or empty
   double scale = 1.0;
   bool use_gate_in_kernel = false;
   std::optional<double> lower_bound;
