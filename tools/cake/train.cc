@@ -229,6 +229,7 @@ void add_train_command(CLI::App& app, int& exit_code) {
   o->schedule_given = add_field(
       *command, *o, "--schedule-steps", "Where the cosine ends (default: at --steps)",
       [](Config & c) -> auto& { return c.optimizer.schedule_steps; });
+  o->schedule_given->default_str("");  // the value it starts with is no default
   add_field(
       *command, *o, "--weight-decay", "Decoupled; not on norms, biases and A_log",
       [](Config & c) -> auto& { return c.optimizer.weight_decay; });

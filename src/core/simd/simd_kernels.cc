@@ -171,12 +171,14 @@ void panel_gemm_64x128x128(const float* a, const float* b, float* c, int repeats
 
 double fma_loop(std::int64_t iterations) {
   constexpr int kChains = sizeof(F) == 64 && alignof(F) == 64 ? 12 : 6;  // enough to hide the latency on every level
+  // From memory that the compiler does not know: chains (or halves of one) that it knows to be equal become one.
+  float seeds[kChains * kLanes];
+  for (float& x : seeds) x = 1.0f;
+  asm volatile("" : : "r"(seeds) : "memory");
   F acc[kChains];
-  float seed = 1.0f;
-  asm volatile("" : "+x"(seed));
 #pragma GCC unroll 16
-  for (int i = 0; i < kChains; ++i) acc[i] = set1(seed);
-  const F m = set1(0.99f * seed), c = set1(0.01f * seed);
+  for (int i = 0; i < kChains; ++i) acc[i] = load(seeds + i * kLanes);
+  const F m = set1(0.99f * seeds[0]), c = set1(0.01f * seeds[0]);
   for (std::int64_t n = 0; n < iterations; ++n) {
 #pragma GCC unroll 16
     for (int i = 0; i < kChains; ++i) acc[i] = fma(acc[i], m, c);
