@@ -226,10 +226,10 @@ void add_train_command(CLI::App& app, int& exit_code) {
   add_field(
       *command, *o, "--warmup-steps", "Steps of the linear warm-up",
       [](Config & c) -> auto& { return c.optimizer.warmup_steps; });
-  o->schedule_given = add_field(
+  CLI::Option* schedule = add_field(
       *command, *o, "--schedule-steps", "Where the cosine ends (default: at --steps)",
       [](Config & c) -> auto& { return c.optimizer.schedule_steps; });
-  o->schedule_given->default_str("");  // the value it starts with is no default
+  o->schedule_given = schedule->default_str(std::string());  // the value it starts with is no default
   add_field(
       *command, *o, "--weight-decay", "Decoupled; not on norms, biases and A_log",
       [](Config & c) -> auto& { return c.optimizer.weight_decay; });
