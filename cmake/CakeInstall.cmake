@@ -6,8 +6,8 @@ endif()
 include(CMakePackageConfigHelpers)
 
 file(RELATIVE_PATH _cake_bin_to_lib "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
-set_target_properties(cake_core cake_det PROPERTIES INSTALL_RPATH "$ORIGIN")
-install(TARGETS cake_core cake_det EXPORT CakeTrainTargets
+set_target_properties(cake_core cake_det cake_nondet PROPERTIES INSTALL_RPATH "$ORIGIN")
+install(TARGETS cake_core cake_det cake_nondet EXPORT CakeTrainTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT CakeTrain
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${CakeTrain_SOURCE_DIR}/include/cake DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}

@@ -46,6 +46,8 @@ class KdaPackage {
 
 /// The module used unless the user names another.
 inline constexpr const char* kDefaultPackage = "cake_kda_det_train";
+/// The one whose gradients may differ in their last bits from run to run.
+inline constexpr const char* kNondetPackage = "cake_kda_nondet_train";
 
 /// The package of a module name. Throws NotSupported naming the module and the ones this build has.
 std::unique_ptr<KdaPackage> make_kda_package(const std::string& module);

@@ -24,7 +24,7 @@ namespace cake::kda_det_train {
 /// What the forward keeps for the backward.
 enum class SaveMode {
   kLight,  ///< per chunk the two 64 x 64 products of q, k and decays; per segment boundary states and transitions
-  kTape,   ///< chunk states too; not built in this version: NotSupported
+  kTape,   ///< also the state, u and Vn of every chunk, so that the backward rebuilds nothing
 };
 
 /// Operands. B documents of S rows each, or with cu_seqlens one row of packed documents (then B is 1).
@@ -43,17 +43,20 @@ struct Inputs {
 
 /// Options, the same in forward and backward.
 struct Options {
-  std::optional<float> scale;                ///< of the output; K^-1/2 when not set
-  bool use_gate_in_kernel = false;           ///< g is raw: -exp(A_log) softplus(g + dt_bias), or the lower-bound form
-  std::optional<float> lower_bound;          ///< gate lower_bound * sigmoid(exp(A_log) (g + dt_bias)); < 0
-  bool use_qk_l2norm_in_kernel = false;      ///< q and k rows are divided by sqrt(sum of squares + 1e-6)
-  bool use_beta_sigmoid_in_kernel = false;   ///< beta = sigmoid(beta)
-  bool allow_neg_eigval = false;             ///< beta is doubled after the sigmoid; needs use_beta_sigmoid_in_kernel
-  SaveMode save_mode = SaveMode::kLight;     ///< kTape: NotSupported in this version
-  bool lean = false;                         ///< NotSupported in this version
-  std::int64_t tail_passes = 1;              ///< above 1: NotSupported in this version
-  std::optional<std::int64_t> batch_tokens;  ///< NotSupported in this version
-  std::optional<std::int64_t> max_docs_per_batch;  ///< NotSupported in this version
+  std::optional<float> scale;               ///< of the output; K^-1/2 when not set
+  bool use_gate_in_kernel = false;          ///< g is raw: -exp(A_log) softplus(g + dt_bias), or the lower-bound form
+  std::optional<float> lower_bound;         ///< gate lower_bound * sigmoid(exp(A_log) (g + dt_bias)); < 0
+  bool use_qk_l2norm_in_kernel = false;     ///< q and k rows are divided by sqrt(sum of squares + 1e-6)
+  bool use_beta_sigmoid_in_kernel = false;  ///< beta = sigmoid(beta)
+  bool allow_neg_eigval = false;            ///< beta is doubled after the sigmoid; needs use_beta_sigmoid_in_kernel
+  SaveMode save_mode = SaveMode::kLight;    ///< what a saved set holds; the gradients have the same bits
+  bool lean = false;  ///< workspaces without the room of a backward that has no saved set; such a backward is refused
+  std::int64_t tail_passes =
+      1;  ///< ranges of a segment's chunks that the backward rebuilds and runs one after another:
+          ///< a smaller workspace for one more forward pass (no effect with kTape); same bits
+  std::optional<std::int64_t> batch_tokens;        ///< groups of whole documents of at most this many tokens run one
+                                                   ///< after another in a workspace for the largest; same bits
+  std::optional<std::int64_t> max_docs_per_batch;  ///< the same by number of documents
 };
 
 /// Results of the forward. Rows past the last offset are written as 0.
@@ -75,7 +78,7 @@ struct Gradients {
 };
 
 /// Sizes for the byte queries. Without cu_seqlens the answer is an upper bound over every packing of num_docs
-/// documents into S rows of each of the B rows; with it the answer is exact.
+/// documents into S rows of each of the B rows; with it the answer is what the call uses.
 struct Shape {
   std::int64_t B = 1;                    ///< rows of the batch; 1 with cu_seqlens
   std::int64_t S = 0;                    ///< tokens of a row
@@ -89,6 +92,7 @@ struct Shape {
 };
 
 namespace detail {
+struct PlanState;
 struct SavedState;
 struct WorkspaceState;
 }  // namespace detail
@@ -123,6 +127,9 @@ class CAKE_API Workspace {
  public:
   /// Grows when a call needs more.
   Workspace();
+  /// Sized now, for num_threads() threads, and fixed: for forwards and (unless backward is false) backwards of the
+  /// shape. Serves the gate and norm mode of `options` only; calls of another are refused.
+  explicit Workspace(const Shape& shape, const Options& options, bool backward = true);
   /// Uses the caller's memory; a call that needs more throws OutOfMemory before it writes anything.
   Workspace(void* memory, std::size_t bytes);
   ~Workspace();
@@ -139,6 +146,36 @@ class CAKE_API Workspace {
 
  private:
   std::unique_ptr<detail::WorkspaceState> state_;
+};
+
+/// A call resolved once: views, offsets and options are checked and all memory is reserved for num_threads() threads,
+/// so that running it allocates nothing. Later views may lie elsewhere and hold other numbers; dtypes, shapes, strides
+/// and the content of cu_seqlens must be the planned ones.
+class CAKE_API Plan {
+ public:
+  /// A forward and its backward. Checks as forward and backward do and throws the same errors.
+  Plan(const Inputs& inputs, const Outputs& outputs, const ConstTensorView& dout, const ConstTensorView& d_final_state,
+       const Gradients& gradients, const Options& options = {});
+  /// A forward alone: nothing is saved.
+  Plan(const Inputs& inputs, const Outputs& outputs, const Options& options = {});
+  ~Plan();
+  /// Leaves the other one unusable.
+  Plan(Plan&&) noexcept;
+  /// Leaves the other one unusable.
+  Plan& operator=(Plan&&) noexcept;
+  /// Runs the forward. Throws InvalidArgument naming a view that is not as planned.
+  void forward(const Inputs& inputs, const Outputs& outputs);
+  /// Runs the backward of the last forward; may run again. Errors as forward, and InvalidArgument before a forward or
+  /// without a planned backward.
+  void backward(const Inputs& inputs, const ConstTensorView& dout, const ConstTensorView& d_final_state,
+                const Gradients& gradients);
+  /// Bytes it holds.
+  std::size_t nbytes() const;
+  /// "cake/kda/det/plan/v1".
+  static Tag tag();
+
+ private:
+  std::unique_ptr<detail::PlanState> state_;
 };
 
 /// True when this version has an implementation for the device.
@@ -161,12 +198,30 @@ CAKE_API void backward(const Inputs& inputs, const ConstTensorView& dout, const 
                        const Gradients& gradients, const Options& options = {}, Workspace* workspace = nullptr,
                        const Saved* saved = nullptr);
 
-/// Workspace bytes a forward needs; `threads` 0 means num_threads(). With fewer threads at the call the same memory
-/// serves, with more the call uses as many as fit.
-CAKE_API std::size_t forward_workspace_bytes(const Shape& shape, int threads = 0);
-/// Workspace bytes a backward needs, from a saved set or (recompute) from the inputs alone.
-CAKE_API std::size_t backward_workspace_bytes(const Shape& shape, bool recompute, int threads = 0);
-/// Bytes of a saved set.
-CAKE_API std::size_t saved_bytes(const Shape& shape, SaveMode save_mode = SaveMode::kLight);
+/// Handles share their object and carry its tag, for borders where C++ types are lost.
+CAKE_API Handle make_handle(std::shared_ptr<Saved> saved);
+/// The same for a workspace.
+CAKE_API Handle make_handle(std::shared_ptr<Workspace> workspace);
+/// forward with handles; an empty one means none. A workspace of the other mode is WrongMode, a saved set of the other
+/// mode WrongMode naming the package it belongs to, any other object WrongType; then as forward.
+CAKE_API void forward(const Inputs& inputs, const Outputs& outputs, const Options& options, const Handle& workspace,
+                      const Handle& saved);
+/// backward with handles. Checks the saved set, then the workspace, then as backward.
+CAKE_API void backward(const Inputs& inputs, const ConstTensorView& dout, const ConstTensorView& d_final_state,
+                       const Gradients& gradients, const Options& options, const Handle& workspace,
+                       const Handle& saved);
+
+/// Workspace bytes a forward needs, without or (smaller) with a saved set; `threads` 0 means num_threads(). With fewer
+/// threads at the call the same memory serves, with more the call uses as many as fit.
+CAKE_API std::size_t forward_workspace_bytes(const Shape& shape, const Options& options = {}, bool saving = false,
+                                             int threads = 0);
+/// Workspace bytes a backward needs, from a saved set or (recompute) from the inputs alone. InvalidArgument for
+/// recompute with lean.
+CAKE_API std::size_t backward_workspace_bytes(const Shape& shape, bool recompute, const Options& options = {},
+                                              int threads = 0);
+/// Workspace bytes that serve forward and backward, with lean only the backward from a saved set.
+CAKE_API std::size_t workspace_bytes(const Shape& shape, const Options& options = {}, int threads = 0);
+/// Bytes of a saved set of options.save_mode.
+CAKE_API std::size_t saved_bytes(const Shape& shape, const Options& options = {});
 
 }  // namespace cake::kda_det_train

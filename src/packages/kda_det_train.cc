@@ -1,38 +1,25 @@
 // cake_kda_det_train: binds the KDA family to the fixed order.
 #include "cake/kda_det_train.h"
 
-#include <algorithm>
-#include <new>
-
-#include "cake/core/parallel.h"
-#include "ops/kda/call.h"
+#include "packages/kda_package.h"
 
 namespace cake::kda_det_train {
 namespace detail {
 struct SavedState : kda::SavedSet {};
 struct WorkspaceState : kda::WorkspaceMemory {};
+struct PlanState : kda::PlanRecord {
+  using kda::PlanRecord::PlanRecord;
+};
 }  // namespace detail
 
 namespace {
 
-kda::Operands operands_of(const Inputs& x) {
-  return {x.q, x.k, x.v, x.g, x.beta, x.cu_seqlens, x.initial_state, x.A_log, x.dt_bias};
-}
+using Order = kda::DetOrder;
 
-kda::Settings settings_of(const Options& o) {
-  kda::refuse_options("cake_kda_det_train", o.save_mode != SaveMode::kLight, o.lean, o.tail_passes, o.batch_tokens,
-                      o.max_docs_per_batch);
-  return {
-      o.scale,           o.use_gate_in_kernel, o.lower_bound, o.use_qk_l2norm_in_kernel, o.use_beta_sigmoid_in_kernel,
-      o.allow_neg_eigval};
-}
-
-kda::BackwardResults results_of(const Gradients& g) {
-  return {g.dq, g.dk, g.dv, g.dg, g.dbeta, g.dA_log, g.ddt_bias, g.dinitial_state};
-}
-
-kda::Extents extents_of(const Shape& s) {
-  return kda::extents_of_shape(s.B, s.S, s.num_docs, s.H, s.HV, s.K, s.V, s.cu_seqlens);
+void run_backward(const Inputs& inputs, const kda::Settings& settings, const kda::CallOptions& options,
+                  const kda::BackwardArguments& arguments, kda::WorkspaceMemory& workspace,
+                  const kda::SavedSet* saved) {
+  kda::run_backward<Order>(kda::operands_of(inputs), settings, options, arguments, workspace, saved, [] {});
 }
 
 }  // namespace
@@ -47,6 +34,8 @@ std::size_t Saved::nbytes() const { return state_->filled ? state_->bytes : 0; }
 Tag Saved::tag() { return {"kda", "det", false, "saved", 1}; }
 
 Workspace::Workspace() : state_(new detail::WorkspaceState) {}
+Workspace::Workspace(const Shape& shape, const Options& options, bool backward)
+    : state_(kda::make_workspace<detail::WorkspaceState, Order>(shape, options, backward)) {}
 Workspace::Workspace(void* memory, std::size_t bytes)
     : state_(new detail::WorkspaceState{{kda::CallerMemory(memory, bytes)}}) {}
 Workspace::~Workspace() = default;
@@ -55,35 +44,84 @@ Workspace& Workspace::operator=(Workspace&&) noexcept = default;
 std::size_t Workspace::nbytes() const { return state_->memory.size(); }
 Tag Workspace::tag() { return {"kda", "det", false, "workspace", 1}; }
 
+Plan::Plan(const Inputs& inputs, const Outputs& outputs, const ConstTensorView& dout,
+           const ConstTensorView& d_final_state, const Gradients& gradients, const Options& options)
+    : state_(new detail::PlanState(kda::operands_of(inputs), kda::settings_of(options), kda::call_options_of(options),
+                                   {outputs.out, outputs.final_state},
+                                   kda::arguments_of(dout, d_final_state, gradients), kda::backward_bytes<Order>)) {}
+Plan::Plan(const Inputs& inputs, const Outputs& outputs, const Options& options)
+    : state_(new detail::PlanState(kda::operands_of(inputs), kda::settings_of(options), kda::call_options_of(options),
+                                   {outputs.out, outputs.final_state}, std::nullopt, kda::backward_bytes<Order>)) {}
+Plan::~Plan() = default;
+Plan::Plan(Plan&&) noexcept = default;
+Plan& Plan::operator=(Plan&&) noexcept = default;
+std::size_t Plan::nbytes() const { return state_->nbytes(); }
+Tag Plan::tag() { return {"kda", "det", false, "plan", 1}; }
+
+void Plan::forward(const Inputs& inputs, const Outputs& outputs) {
+  const kda::Operands operands = kda::operands_of(inputs);
+  const kda::ForwardResults results{outputs.out, outputs.final_state};
+  state_->check(operands, results);
+  kda::run_forward(operands, state_->settings(), state_->options(), results, state_->workspace(), state_->saved());
+}
+
+void Plan::backward(const Inputs& inputs, const ConstTensorView& dout, const ConstTensorView& d_final_state,
+                    const Gradients& gradients) {
+  const kda::BackwardArguments arguments = kda::arguments_of(dout, d_final_state, gradients);
+  state_->check(kda::operands_of(inputs), arguments);
+  run_backward(inputs, state_->settings(), state_->options(), arguments, state_->workspace(), state_->saved());
+}
+
 bool is_supported(Device device) { return device.type == DeviceType::kCpu; }
 
 std::vector<Implementation> implementations(Device device) { return kda::implementations(device); }
 
 void forward(const Inputs& inputs, const Outputs& outputs, const Options& options, Workspace* workspace, Saved* saved) {
   kda::WorkspaceMemory own;
-  kda::run_forward(operands_of(inputs), settings_of(options), {outputs.out, outputs.final_state},
-                   workspace != nullptr ? workspace->state() : own, saved != nullptr ? &saved->state() : nullptr);
+  kda::run_forward(kda::operands_of(inputs), kda::settings_of(options), kda::call_options_of(options),
+                   {outputs.out, outputs.final_state}, workspace != nullptr ? workspace->state() : own,
+                   saved != nullptr ? &saved->state() : nullptr);
+}
+
+void forward(const Inputs& inputs, const Outputs& outputs, const Options& options, const Handle& workspace,
+             const Handle& saved) {
+  const auto held_workspace = kda::object_of<Workspace>(workspace, "workspace");
+  const auto held_saved = kda::object_of<Saved>(saved, "saved");
+  forward(inputs, outputs, options, held_workspace.get(), held_saved.get());
 }
 
 void backward(const Inputs& inputs, const ConstTensorView& dout, const ConstTensorView& d_final_state,
               const Gradients& gradients, const Options& options, Workspace* workspace, const Saved* saved) {
   kda::WorkspaceMemory own;
-  kda::run_backward(operands_of(inputs), settings_of(options), dout, d_final_state, results_of(gradients),
-                    workspace != nullptr ? workspace->state() : own, saved != nullptr ? &saved->state() : nullptr);
+  run_backward(inputs, kda::settings_of(options), kda::call_options_of(options),
+               kda::arguments_of(dout, d_final_state, gradients), workspace != nullptr ? workspace->state() : own,
+               saved != nullptr ? &saved->state() : nullptr);
 }
 
-std::size_t forward_workspace_bytes(const Shape& shape, int threads) {
-  return kda::forward_bytes(extents_of(shape), false, threads > 0 ? threads : num_threads());
+void backward(const Inputs& inputs, const ConstTensorView& dout, const ConstTensorView& d_final_state,
+              const Gradients& gradients, const Options& options, const Handle& workspace, const Handle& saved) {
+  const auto held_saved = kda::object_of<Saved>(saved, "saved");
+  const auto held_workspace = kda::object_of<Workspace>(workspace, "workspace");
+  backward(inputs, dout, d_final_state, gradients, options, held_workspace.get(), held_saved.get());
 }
 
-std::size_t backward_workspace_bytes(const Shape& shape, bool recompute, int threads) {
-  return kda::backward_bytes(extents_of(shape), recompute, shape.gate_param_grads,
-                             threads > 0 ? threads : num_threads());
+Handle make_handle(std::shared_ptr<Saved> saved) { return {Saved::tag(), std::move(saved)}; }
+Handle make_handle(std::shared_ptr<Workspace> workspace) { return {Workspace::tag(), std::move(workspace)}; }
+
+std::size_t forward_workspace_bytes(const Shape& shape, const Options& options, bool saving, int threads) {
+  return kda::forward_bytes_of(shape, options, saving, threads);
 }
 
-std::size_t saved_bytes(const Shape& shape, SaveMode save_mode) {
-  kda::refuse_options("cake_kda_det_train", save_mode != SaveMode::kLight, false, 1, {}, {});
-  return kda::saved_bytes(extents_of(shape));
+std::size_t backward_workspace_bytes(const Shape& shape, bool recompute, const Options& options, int threads) {
+  return kda::backward_bytes_of<Order>(shape, recompute, options, threads);
+}
+
+std::size_t workspace_bytes(const Shape& shape, const Options& options, int threads) {
+  return kda::workspace_bytes_of<Order>(shape, options, threads);
+}
+
+std::size_t saved_bytes(const Shape& shape, const Options& options) {
+  return kda::saved_bytes(kda::sizes_of(shape, options).extents, options.save_mode == SaveMode::kTape);
 }
 
 }  // namespace cake::kda_det_train

@@ -1,6 +1,6 @@
-// Problems drawn from a seed: shapes, documents, dtypes, data, gates, options, layouts, schedule and memory. Each is
-// compared with the reference, and two ways of running it bit by bit. CAKE_TEST_SEED repeats the seed a failure prints,
-// CAKE_TEST_CASES sets the number of drawn problems.
+// Problems drawn from a seed: shapes, documents, dtypes, data, gates, options, layouts, schedule, memory and mode. Each
+// is compared with the reference, and two ways of running det bit by bit. CAKE_TEST_SEED repeats the seed a failure
+// prints, CAKE_TEST_CASES sets the number of drawn problems.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -102,6 +102,12 @@ KdaRun draw_run(Random& random, const KdaSpec& spec) {
   how.inputs = random.pick(all_layouts());
   how.outputs = random.pick(all_layouts());
   how.poison = random.chance(0.5) ? __builtin_nan("") : 1e30;
+  how.tape = random.chance(0.3);
+  how.lean = !how.recompute && random.chance(0.2);
+  if (random.chance(0.3)) how.tail_passes = random.integer(1, 6);
+  if (random.chance(0.2)) how.batch_tokens = random.integer(1, 2 * kSegment);
+  if (random.chance(0.2)) how.max_docs_per_batch = random.integer(1, 4);
+  how.plan = !how.recompute && random.chance(0.2);
   std::vector<CpuIsa> isas = supported_cpu_isas();
   if (work_of(spec) > 2e5) std::erase(isas, CpuIsa::kBase);
   if (!isas.empty() && random.chance(0.7)) how.isa = random.pick(isas);
@@ -115,7 +121,11 @@ void check_seed(std::uint64_t seed) {
   Random random(seed ^ 0xc0ffee);
   const KdaResults one = run(problem, draw_run(random, spec)), two = run(problem, draw_run(random, spec));
   EXPECT_TRUE(same_bits(one, two));
-  EXPECT_TRUE(matches_reference(problem, one));
+  const ReferenceResults reference = run_reference(problem);
+  EXPECT_TRUE(matches_reference(problem, one, reference));
+  KdaRun other = draw_run(random, spec);
+  other.nondet = true;
+  EXPECT_TRUE(matches_reference(problem, run(problem, other), reference));
 }
 
 /// A number from the environment, or `otherwise`.

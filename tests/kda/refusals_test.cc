@@ -166,18 +166,8 @@ std::vector<BadArgument> bad_gates_and_options() {
     add("scale " + std::to_string(scale), "scale", false, [=](Call& c) { c.options.scale = scale; });
   }
   add("tail_passes 0", "tail_passes", false, [](Call& c) { c.options.tail_passes = 0; });
-  const ErrorKind unsupported = ErrorKind::kNotSupported;
-  add(
-      "tape", "save_mode", false, [](Call& c) { c.options.save_mode = SaveMode::kTape; }, unsupported);
-  add(
-      "lean", "lean", false, [](Call& c) { c.options.lean = true; }, unsupported);
-  add(
-      "tail_passes 2", "tail_passes", false, [](Call& c) { c.options.tail_passes = 2; }, unsupported);
-  add(
-      "batch_tokens", "batch_tokens", false, [](Call& c) { c.options.batch_tokens = 4096; }, unsupported);
-  add(
-      "max_docs_per_batch", "max_docs_per_batch", false, [](Call& c) { c.options.max_docs_per_batch = 3; },
-      unsupported);
+  add("batch_tokens 0", "batch_tokens", false, [](Call& c) { c.options.batch_tokens = 0; });
+  add("max_docs_per_batch -1", "max_docs_per_batch", false, [](Call& c) { c.options.max_docs_per_batch = -1; });
   return cases;
 }
 

@@ -57,8 +57,8 @@ elseif(STEP STREQUAL "find_package")
   run(${WORK}/find_package/second_program)
 elseif(STEP STREQUAL "find_package_refusals")
   file(REMOVE_RECURSE ${WORK}/refusals)
-  run_expecting_failure("component nondet is not one of" ${CMAKE_COMMAND} -S ${SOURCE}/tests/packaging/consumer
-    -B ${WORK}/refusals/component -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${prefix} -DWANTED=nondet ${CONSUMER_ARGS})
+  run_expecting_failure("component turbo is not one of" ${CMAKE_COMMAND} -S ${SOURCE}/tests/packaging/consumer
+    -B ${WORK}/refusals/component -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${prefix} -DWANTED=turbo ${CONSUMER_ARGS})
   run_expecting_failure("compatible with requested version" ${CMAKE_COMMAND} -S ${SOURCE}/tests/packaging/consumer
     -B ${WORK}/refusals/version -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${prefix} -DVERSION=99.0 ${CONSUMER_ARGS})
 elseif(STEP STREQUAL "readme_example")
@@ -86,6 +86,11 @@ elseif(STEP STREQUAL "compile_fail")
     ${CMAKE_COMMAND} --build ${WORK}/compile_fail --target workspace_as_saved)
   run_expecting_failure("cannot convert|invalid conversion|could not convert"
     ${CMAKE_COMMAND} --build ${WORK}/compile_fail --target saved_as_workspace)
+  # Objects of one mode in a call of the other.
+  foreach(mistake det_saved_in_nondet nondet_saved_in_det det_workspace_in_nondet nondet_workspace_in_det)
+    run_expecting_failure("cannot convert|invalid conversion|could not convert"
+      ${CMAKE_COMMAND} --build ${WORK}/compile_fail --target ${mistake})
+  endforeach()
   run_expecting_failure("use of deleted function" ${CMAKE_COMMAND} --build ${WORK}/compile_fail --target copied_saved)
 elseif(STEP STREQUAL "add_subdirectory")
   file(REMOVE_RECURSE ${WORK}/subproject)

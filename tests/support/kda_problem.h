@@ -103,9 +103,13 @@ struct KdaRun {
   Layout inputs = Layout::kContiguous, outputs = Layout::kContiguous;
   double poison = __builtin_nan("");  ///< what outputs hold before the call
   bool forward_only = false;
+  bool nondet = false;  ///< through cake::kda_nondet_train; dA_log and ddt_bias may then differ in their last bits
+  bool tape = false, lean = false, plan = false;  ///< plan: through a Plan, which brings its own memory
+  std::int64_t tail_passes = 1;
+  std::optional<std::int64_t> batch_tokens{}, max_docs_per_batch{};
 };
 
-/// Runs forward and backward through cake::kda_det_train. Fails the current test when a guard byte was written.
+/// Runs forward and backward through the package. Fails the current test when a guard byte was written.
 KdaResults run(const KdaProblem& problem, const KdaRun& how = {});
 /// The same with the caller's views of the operands and incoming gradients instead of the problem's.
 KdaResults run_views(const KdaProblem& problem, const kda_det_train::Inputs& inputs, const ConstTensorView& dout,

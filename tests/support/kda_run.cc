@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cake/core/parallel.h"
+#include "tests/support/kda_packages.h"
 #include "tests/support/kda_problem.h"
 
 namespace cake::test {
@@ -11,9 +12,6 @@ namespace {
 
 using kda_det_train::Gradients;
 using kda_det_train::Inputs;
-using kda_det_train::Outputs;
-using kda_det_train::Saved;
-using kda_det_train::Workspace;
 
 /// Outputs in poisoned, guarded memory.
 class Results {
@@ -43,6 +41,7 @@ class Results {
 };
 
 /// Workspace of a call as KdaRun asks for it.
+template <class Workspace>
 class CallWorkspace {
  public:
   CallWorkspace(const KdaRun& how, std::size_t bytes, const char* what) : what_(what) {
@@ -116,6 +115,80 @@ kda_det_train::Shape KdaProblem::shape(bool with_offsets) const {
   return shape;
 }
 
+namespace {
+
+Det::Options options_of(const KdaProblem& p, const KdaRun& how) {
+  Det::Options options = p.spec.options;
+  if (how.tape) options.save_mode = Det::SaveMode::kTape;
+  options.lean = how.lean;
+  options.tail_passes = how.tail_passes;
+  options.batch_tokens = how.batch_tokens;
+  options.max_docs_per_batch = how.max_docs_per_batch;
+  return options;
+}
+
+/// The results of a call, made once for both of its halves.
+struct Tensors {
+  Tensors(const KdaProblem& p, const KdaRun& how) : results(how) {
+    outputs.out = results.add("out", p.v.dtype, p.v.shape);
+    if (p.spec.final_state) {
+      outputs.final_state = results.add("final_state", DType::kFloat32, {p.N, p.spec.HV, p.spec.K, p.spec.V});
+    }
+    if (!how.forward_only) gradients = all_gradients(p, results);
+  }
+  Results results;
+  Det::Outputs outputs;
+  Gradients gradients;
+};
+
+template <class P>
+void run_plan(const Inputs& in, const ConstTensorView& dout, const ConstTensorView& d_final_state,
+              const typename P::Options& options, const KdaRun& how, const Tensors& tensors) {
+  const auto inputs = inputs_as<P>(in);
+  const auto outputs = outputs_as<P>(tensors.outputs);
+  if (how.forward_only) {
+    typename P::Plan(inputs, outputs, options).forward(inputs, outputs);
+    return;
+  }
+  const auto gradients = gradients_as<P>(tensors.gradients);
+  typename P::Plan plan(inputs, outputs, dout, d_final_state, gradients, options);
+  plan.forward(inputs, outputs);
+  plan.backward(inputs, dout, d_final_state, gradients);
+}
+
+template <class P>
+void run_calls(const KdaProblem& p, const Inputs& in, const ConstTensorView& dout, const ConstTensorView& d_final_state,
+               const typename P::Options& options, const KdaRun& how, const Tensors& tensors) {
+  const auto shape = shape_as<P>(p.shape());
+  const auto inputs = inputs_as<P>(in);
+  std::optional<GuardedMemory> saved_memory;
+  std::optional<typename P::Saved> saved;
+  if (!how.recompute && !how.forward_only) {
+    if (how.memory == Memory::kCaller) {
+      saved_memory.emplace(saved_bytes(shape, options), how.fill, how.misalignment);
+      saved.emplace(saved_memory->data(), saved_memory->size());
+    } else {
+      saved.emplace();
+    }
+  }
+  {
+    CallWorkspace<typename P::Workspace> workspace(how, forward_workspace_bytes(shape, options, saved.has_value()),
+                                                   "forward");
+    forward(inputs, outputs_as<P>(tensors.outputs), options, workspace.get(), saved ? &*saved : nullptr);
+  }
+  if (!how.forward_only) {
+    CallWorkspace<typename P::Workspace> workspace(how, backward_workspace_bytes(shape, how.recompute, options),
+                                                   "backward");
+    backward(inputs, dout, d_final_state, gradients_as<P>(tensors.gradients), options, workspace.get(),
+             saved ? &*saved : nullptr);
+  }
+  if (saved_memory) {
+    EXPECT_TRUE(saved_memory->guards_intact()) << "saved set: bytes outside were written";
+  }
+}
+
+}  // namespace
+
 KdaResults run_views(const KdaProblem& p, const Inputs& inputs, const ConstTensorView& dout,
                      const ConstTensorView& d_final_state, const KdaRun& how) {
   const ScopedNumThreads threads(how.threads > 0 ? how.threads : num_threads());
@@ -123,38 +196,21 @@ KdaResults run_views(const KdaProblem& p, const Inputs& inputs, const ConstTenso
   if (how.isa) isa.emplace(*how.isa);
   std::optional<ScopedTaskShuffle> shuffle;
   if (how.shuffle) shuffle.emplace(*how.shuffle);
-
-  Results results(how);
-  Outputs outputs;
-  outputs.out = results.add("out", p.v.dtype, p.v.shape);
-  if (p.spec.final_state) {
-    outputs.final_state = results.add("final_state", DType::kFloat32, {p.N, p.spec.HV, p.spec.K, p.spec.V});
-  }
-  const kda_det_train::Shape shape = p.shape();
-  std::optional<GuardedMemory> saved_memory;
-  std::optional<Saved> saved;
-  if (!how.recompute && !how.forward_only) {
-    if (how.memory == Memory::kCaller) {
-      saved_memory.emplace(kda_det_train::saved_bytes(shape), how.fill, how.misalignment);
-      saved.emplace(saved_memory->data(), saved_memory->size());
+  const Tensors tensors(p, how);
+  const auto through = [&]<class P>(P) {
+    const auto options = options_as<P>(options_of(p, how));
+    if (how.plan) {
+      run_plan<P>(inputs, dout, d_final_state, options, how, tensors);
     } else {
-      saved.emplace();
+      run_calls<P>(p, inputs, dout, d_final_state, options, how, tensors);
     }
+  };
+  if (how.nondet) {
+    through(Nondet{});
+  } else {
+    through(Det{});
   }
-  {
-    CallWorkspace workspace(how, kda_det_train::forward_workspace_bytes(shape), "forward");
-    kda_det_train::forward(inputs, outputs, p.spec.options, workspace.get(), saved ? &*saved : nullptr);
-  }
-  if (!how.forward_only) {
-    const Gradients grads = all_gradients(p, results);
-    CallWorkspace workspace(how, kda_det_train::backward_workspace_bytes(shape, how.recompute), "backward");
-    kda_det_train::backward(inputs, dout, d_final_state, grads, p.spec.options, workspace.get(),
-                            saved ? &*saved : nullptr);
-  }
-  if (saved_memory) {
-    EXPECT_TRUE(saved_memory->guards_intact()) << "saved set: bytes outside were written";
-  }
-  return results.gather();
+  return tensors.results.gather();
 }
 
 KdaResults run(const KdaProblem& p, const KdaRun& how) {

@@ -55,7 +55,7 @@ TEST(Random, RepeatsAndHasItsMoments) {
 }
 
 BenchCase timed_case(const char* name, double flops, std::vector<std::optional<double>> seconds) {
-  return {name, name, flops, 0, 1, {}, std::move(seconds)};
+  return {name, name, flops, 0, 1, {}, std::move(seconds), {}};
 }
 
 TEST(Statistics, RatiosPairTheRounds) {
@@ -92,8 +92,8 @@ TEST(Statistics, TargetsAreJudgedWhereTheyWereStated) {
 
 TEST(Measure, TimesSeldomCasesSeldom) {
   int often = 0, seldom = 0;
-  std::vector<BenchCase> cases = {{"often", "", 0, 0, 1, [&] { ++often; }, {}},
-                                  {"seldom", "", 0, 0, 3, [&] { ++seldom; }, {}}};
+  std::vector<BenchCase> cases = {{"often", "", 0, 0, 1, [&] { ++often; }, {}, {}},
+                                  {"seldom", "", 0, 0, 3, [&] { ++seldom; }, {}, {}}};
   measure(cases, 7);
   EXPECT_EQ(often, 8);   // one to warm up
   EXPECT_EQ(seldom, 4);  // rounds 0, 3, 6
@@ -105,10 +105,13 @@ TEST(Measure, TimesSeldomCasesSeldom) {
 class FaultySubject : public AuditSubject {
  public:
   using Fault = bool (*)(const Variation&);
-  FaultySubject(Fault fault, Fault spills) : fault_(fault), spills_(spills) { g_subject = this; }
+  FaultySubject(Fault fault, Fault spills, bool promises) : fault_(fault), spills_(spills), promises_(promises) {
+    g_subject = this;
+  }
   ~FaultySubject() override { g_subject = nullptr; }
   FaultySubject(const FaultySubject&) = delete;
   FaultySubject& operator=(const FaultySubject&) = delete;
+  bool promises_bits() const override { return promises_; }
   const std::vector<AuditProblem>& problems() const override { return problems_; }
   AuditRun run(std::size_t, const Variation& v) const override {
     AuditRun outcome;
@@ -121,6 +124,7 @@ class FaultySubject : public AuditSubject {
 
  private:
   Fault fault_, spills_;
+  bool promises_;
   std::vector<AuditProblem> problems_ = {{"problem", "description"}};
 };
 
@@ -134,14 +138,15 @@ AuditOptions small_options() {
   return options;
 }
 
-AuditReport audit(FaultySubject::Fault fault, FaultySubject::Fault spills = never) {
-  const FaultySubject subject(fault, spills);
+AuditReport audit(FaultySubject::Fault fault, FaultySubject::Fault spills = never, bool promises = true) {
+  const FaultySubject subject(fault, spills, promises);
   return run_audit("module", subject, small_options());
 }
 
 TEST(Audit, PassesASubjectThatRepeats) {
   const AuditReport report = audit(never);
   EXPECT_TRUE(report.differences.empty());
+  EXPECT_TRUE(report.passed());
   ASSERT_EQ(report.problems.size(), 1u);
   const ProblemAudit& problem = report.problems.front();
   for (std::size_t c = 0; c < problem.columns.size(); ++c) {
@@ -156,10 +161,14 @@ TEST(Audit, FindsEachKindOfFaultInItsOwnColumn) {
       {"threads", [](const Variation& v) { return v.label == "threads 3"; }},
       {"task order", [](const Variation& v) { return v.shuffle.has_value(); }},
       {"isa base", [](const Variation& v) { return v.isa == CpuIsa::kBase; }},
-      {"memory", [](const Variation& v) { return std::isnan(v.fill); }},
+      {"memory", [](const Variation& v) { return std::isnan(v.fill) && !v.tape; }},
       {"memory", [](const Variation& v) { return v.library_memory; }},
       {"address", [](const Variation& v) { return v.offset % 2 == 1; }},
-      {"recompute", [](const Variation& v) { return v.recompute; }},
+      {"recompute", [](const Variation& v) { return v.recompute && v.tail_passes == 1; }},
+      {"tape", [](const Variation& v) { return v.tape && !v.max_docs_per_batch; }},
+      {"tail passes", [](const Variation& v) { return v.tail_passes == 3; }},
+      {"batching", [](const Variation& v) { return v.batch_tokens.has_value(); }},
+      {"batching", [](const Variation& v) { return v.max_docs_per_batch.has_value(); }},
       {"packing", [](const Variation& v) { return v.packing == Packing::kAlone; }},
       {"packing", [](const Variation& v) { return v.packing == Packing::kReversed; }},
       {"MXCSR", [](const Variation& v) { return v.mxcsr.has_value(); }},
@@ -169,6 +178,7 @@ TEST(Audit, FindsEachKindOfFaultInItsOwnColumn) {
   for (const auto& [column, fault] : faults) {
     const AuditReport report = audit(fault);
     ASSERT_FALSE(report.differences.empty()) << column;
+    EXPECT_FALSE(report.passed());
     for (const AuditDifference& d : report.differences) {
       EXPECT_EQ(d.perturbation, column);
       EXPECT_EQ(d.tensor, "bad");
@@ -187,9 +197,34 @@ TEST(Audit, FindsAChangedMxcsrOfTheCaller) {
   EXPECT_EQ(report.differences.front().tensor, "MXCSR of the caller");
 }
 
+TEST(Audit, ReportsASubjectWithoutAPromise) {
+  // Only repeats on several threads differ: the plain run has one thread.
+  const auto fault = [](const Variation& v) { return v.threads > 1 && v.label.rfind("repeat", 0) == 0; };
+  const AuditReport report = audit(fault, never, false);
+  EXPECT_TRUE(report.passed());
+  EXPECT_EQ(report.differences.size(), 2u);
+  const ProblemAudit& problem = report.problems.front();
+  for (std::size_t c = 0; c < problem.columns.size(); ++c) {
+    EXPECT_EQ(problem.cells[0][c], "same");
+    EXPECT_EQ(problem.cells[1][c], problem.columns[c].name == "repeat" ? "differs" : "same");
+  }
+  ASSERT_EQ(report.tensors.size(), 3u);
+  EXPECT_EQ(report.tensors[0].differ, 0);
+  EXPECT_EQ(report.tensors[1].tensor, "bad");
+  EXPECT_EQ(report.tensors[1].differ, 2);
+  EXPECT_EQ(report.tensors[1].perturbations, (std::map<std::size_t, std::string>{{0, "repeat"}}));
+  EXPECT_EQ(report.tensors[0].compared + report.tensors[1].compared + report.tensors[2].compared, report.comparisons);
+}
+
+TEST(Audit, FailsAnyPackageThatLosesTheCallersMxcsr) {
+  const auto spills = [](const Variation& v) { return v.mxcsr.has_value(); };
+  EXPECT_FALSE(audit(never, spills, false).passed());
+  EXPECT_EQ(audit(never, spills, false).mxcsr_changes, 3);
+}
+
 TEST(Audit, NeverPassesALevelThatTheMachineLacks) {
   if (cpu_isa_supported(CpuIsa::kV4)) GTEST_SKIP() << "this machine has every level";
-  const FaultySubject subject(never, never);
+  const FaultySubject subject(never, never, true);
   AuditOptions options = small_options();
   options.levels = {CpuIsa::kV4};
   const AuditReport report = run_audit("module", subject, options);

@@ -175,7 +175,7 @@ TEST_F(TrainCommand, BadCommandLinesExitWithTwoAndSayWhy) {
   refused({"--seed", "-1"}, "-1");
   refused({"--learning-rate", "0"}, "learning-rate: got 0");
   refused({"--shards", "0"}, "shards: got 0");
-  refused({"--package", "cake_kda_nondet_train"}, "cake_kda_nondet_train");
+  refused({"--package", "cake_kda_forward"}, "expected cake_kda_det_train or cake_kda_nondet_train");
   refused({"--ablate", "mlp"}, "--ablate");
   refused({"--no-such-option"}, "--no-such-option");
   refused({"--checkpoint", folder_ / "no/such/folder/c"}, "checkpoint: got");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,9 @@ struct Variation {
   int offset = 0;                        ///< bytes that memory is moved by (tensors: rounded to their element)
   bool library_memory = false;           ///< the library allocates workspace and saved set
   bool recompute = false;                ///< the backward gets no saved set
+  bool tape = false;                     ///< the saved set holds every chunk's state
+  std::int64_t tail_passes = 1;
+  std::optional<std::int64_t> batch_tokens, max_docs_per_batch;
   Packing packing = Packing::kTogether;
   std::optional<unsigned> mxcsr;  ///< the caller's floating-point environment
   int busy_threads = 0;           ///< threads that load the machine meanwhile
@@ -58,6 +62,8 @@ struct AuditProblem {
 class AuditSubject {
  public:
   virtual ~AuditSubject() = default;
+  /// Whether the package promises equal bits; otherwise the audit reports what differs and fails nothing for it.
+  virtual bool promises_bits() const = 0;
   virtual const std::vector<AuditProblem>& problems() const = 0;
   /// Runs problems()[problem]. fresh_process and busy_threads are the caller's business.
   virtual AuditRun run(std::size_t problem, const Variation& variation) const = 0;
@@ -77,8 +83,9 @@ struct AuditOptions {
   std::vector<CpuIsa> levels = {CpuIsa::kBase, CpuIsa::kV3, CpuIsa::kV4};
 };
 
-/// The perturbations, in the order of the table.
-std::vector<Perturbation> perturbations(const AuditOptions& options);
+/// The perturbations, in the order of the table. Without a promise of bits the repeats run on the most threads, where
+/// they may differ at all.
+std::vector<Perturbation> perturbations(const AuditOptions& options, bool promises_bits);
 
 /// A result that changed.
 struct AuditDifference {
@@ -90,15 +97,28 @@ struct ProblemAudit {
   AuditProblem problem;
   std::vector<TensorDigest> digests;  ///< of the plain run
   std::vector<Perturbation> columns;
-  std::vector<std::vector<std::string>> cells;  ///< [tensor][column]: "ok", "DIFFERS", "-" or why it was not run
+  std::vector<std::vector<std::string>> cells;  ///< [tensor][column]: "ok", "DIFFERS" (without a promise "same",
+                                                ///< "differs"), "-" or why it was not run
+};
+
+/// One result over all problems.
+struct TensorTally {
+  std::string tensor;
+  std::int64_t compared = 0, differ = 0;
+  std::map<std::size_t, std::string> perturbations;  ///< those under which it differed, by column of the table
 };
 
 /// A whole audit.
 struct AuditReport {
   std::string module;
+  bool promises_bits = true;
   std::vector<ProblemAudit> problems;
   std::vector<AuditDifference> differences;
+  std::vector<TensorTally> tensors;
   std::int64_t comparisons = 0;
+  std::int64_t mxcsr_changes = 0;  ///< runs that lost the caller's MXCSR, a fault of any package
+
+  bool passed() const { return promises_bits ? differences.empty() : mxcsr_changes == 0; }
 };
 
 /// Runs every problem under every perturbation.

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "audit.h"
+#include "kda_packages.h"
 
 namespace cake::tool {
 
-/// cake_kda_det_train.
+/// KdaDet or KdaNondet under audit.
+template <class Package>
 const AuditSubject& kda_audit_subject();
 
 }  // namespace cake::tool

@@ -16,6 +16,37 @@ constexpr std::size_t kShortDigest = 12;
 /// "sha256:..." for a digest, other values as they are.
 std::string full(const std::string& value) { return value.size() == 64 ? "sha256:" + value : value; }
 
+void print_differences(const AuditReport& report) {
+  if (!report.differences.empty()) fmt::print("\nDifferences\n");
+  for (const AuditDifference& d : report.differences) {
+    fmt::print("  {} {}: {} instead of {} ({})\n", d.problem, d.tensor, d.got.substr(0, kShortDigest),
+               d.expected.substr(0, kShortDigest), d.label);
+  }
+}
+
+/// A package without a promise may differ hundreds of times: a line for each tensor says how often, and under what.
+void print_tally(const AuditReport& report) {
+  Table table({"tensor", ">compared", ">differ", "under"});
+  for (const TensorTally& sums : report.tensors) {
+    std::string under;
+    for (const auto& [column, name] : sums.perturbations) under += (under.empty() ? "" : ", ") + name;
+    table.add({sums.tensor, std::to_string(sums.compared), std::to_string(sums.differ),
+               sums.differ == 0 ? "no difference" : under});
+  }
+  fmt::print("\nOver repeats and perturbations, all problems\n{}", table.text(2));
+}
+
+std::int64_t digests_that_differ(const AuditReport& report) {
+  return static_cast<std::int64_t>(report.differences.size()) - report.mxcsr_changes;
+}
+
+std::string verdict(const AuditReport& report) {
+  const std::string lost =
+      report.mxcsr_changes == 0 ? "" : fmt::format("; {} runs changed the caller's MXCSR", report.mxcsr_changes);
+  if (!report.promises_bits) return " (nondeterministic package: no promise)" + lost;
+  return (report.differences.empty() ? ": the bits are the same" : ": NOT DETERMINISTIC") + lost;
+}
+
 }  // namespace
 
 void print_audit(const AuditReport& report) {
@@ -39,19 +70,19 @@ void print_audit(const AuditReport& report) {
       if (!column.not_run.empty()) fmt::print("  {}: {}\n", column.name, column.not_run);
     }
   }
-  if (!report.differences.empty()) fmt::print("\nDifferences\n");
-  for (const AuditDifference& d : report.differences) {
-    fmt::print("  {} {}: {} instead of {} ({})\n", d.problem, d.tensor, d.got.substr(0, kShortDigest),
-               d.expected.substr(0, kShortDigest), d.label);
+  if (report.promises_bits) {
+    print_differences(report);
+  } else {
+    print_tally(report);
   }
-  fmt::print("\n{} digests compared, {} differ: {}\n", report.comparisons, report.differences.size(),
-             report.differences.empty() ? "the bits are the same" : "NOT DETERMINISTIC");
+  fmt::print("\n{} digests compared, {} differ{}\n", report.comparisons, digests_that_differ(report), verdict(report));
   if (build_info().planted_fault) fmt::print("(this build has a planted order fault)\n");
 }
 
 void print_audit_json(const AuditReport& report) {
   Json out;
   out["module"] = report.module;
+  out["promises_bits"] = report.promises_bits;
   out["build"] = build_json();
   out["machine"] = cpu_json();
   out["problems"] = Json::array();
@@ -85,8 +116,15 @@ void print_audit_json(const AuditReport& report) {
                                   {"expected", full(d.expected)},
                                   {"got", full(d.got)}});
   }
+  out["tensors"] = Json::array();
+  for (const TensorTally& sums : report.tensors) {
+    Json tensor = {{"name", sums.tensor}, {"compared", sums.compared}, {"differ", sums.differ}};
+    tensor["perturbations"] = Json::array();
+    for (const auto& [column, name] : sums.perturbations) tensor["perturbations"].push_back(name);
+    out["tensors"].push_back(tensor);
+  }
   out["comparisons"] = report.comparisons;
-  out["passed"] = report.differences.empty();
+  out["passed"] = report.passed();
   fmt::print("{}\n", out.dump(2));
 }
 

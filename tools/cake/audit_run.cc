@@ -19,9 +19,20 @@ Variation plain(std::string label) {
   return v;
 }
 
-Perturbation repeat_column(const AuditOptions& options) {
+int most_threads(const AuditOptions& options) {
+  return *std::max_element(options.threads.begin(), options.threads.end());
+}
+
+Perturbation repeat_column(const AuditOptions& options, bool promises_bits) {
   Perturbation column{"repeat", {}, ""};
-  for (int i = 0; i < options.repeats; ++i) column.variations.push_back(plain("repeat " + std::to_string(i + 1)));
+  for (int i = 0; i < options.repeats; ++i) {
+    Variation v = plain("repeat " + std::to_string(i + 1));
+    if (!promises_bits) {
+      v.threads = most_threads(options);
+      v.label += ", threads " + std::to_string(v.threads);
+    }
+    column.variations.push_back(v);
+  }
   return column;
 }
 
@@ -89,12 +100,55 @@ Perturbation address_column() {
 
 Perturbation recompute_column(const AuditOptions& options) {
   Perturbation column{"recompute", {}, ""};
-  for (const int threads : {1, *std::max_element(options.threads.begin(), options.threads.end())}) {
+  for (const int threads : {1, most_threads(options)}) {
     Variation v = plain("recompute, threads " + std::to_string(threads));
     v.threads = threads;
     v.recompute = true;
     column.variations.push_back(v);
   }
+  return column;
+}
+
+// The first with memory full of NaN: every word of a tape that is read must have been written.
+Perturbation tape_column(const AuditOptions& options) {
+  Perturbation column{"tape", {}, ""};
+  for (const int threads : {1, most_threads(options)}) {
+    Variation v = plain("tape, threads " + std::to_string(threads));
+    v.threads = threads;
+    v.tape = true;
+    if (threads == 1) v.fill = std::numeric_limits<float>::quiet_NaN();
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+Perturbation tail_column() {
+  Perturbation column{"tail passes", {}, ""};
+  for (const auto& [recompute, label] : {std::pair{false, "tail passes 3"}, {true, "tail passes 3, recompute"}}) {
+    Variation v = plain(label);
+    v.tail_passes = 3;
+    v.recompute = recompute;
+    v.threads = 2;
+    column.variations.push_back(v);
+  }
+  return column;
+}
+
+Perturbation batching_column() {
+  Perturbation column{"batching", {}, ""};
+  Variation v = plain("batches of 128 tokens");
+  v.batch_tokens = 128;
+  v.threads = 2;
+  column.variations.push_back(v);
+  v = plain("batches of 2 documents");
+  v.max_docs_per_batch = 2;
+  v.threads = 2;
+  column.variations.push_back(v);
+  v.label = "batches of 1 document, tape, tail passes 2";
+  v.max_docs_per_batch = 1;
+  v.tape = true;
+  v.tail_passes = 2;
+  column.variations.push_back(v);
   return column;
 }
 
@@ -136,7 +190,7 @@ Perturbation load_column(const AuditOptions& options) {
   Perturbation column{"load", {}, ""};
   for (int i = 1; i <= 2; ++i) {
     Variation v = plain("machine under load " + std::to_string(i));
-    v.threads = *std::max_element(options.threads.begin(), options.threads.end());
+    v.threads = most_threads(options);
     v.busy_threads = usable_cores();
     column.variations.push_back(v);
   }
@@ -166,21 +220,34 @@ class BusyThreads {
   std::vector<std::thread> threads_;
 };
 
+TensorTally& tally(AuditReport& report, const std::string& tensor) {
+  for (TensorTally& entry : report.tensors) {
+    if (entry.tensor == tensor) return entry;
+  }
+  report.tensors.push_back({tensor, 0, 0, {}});
+  return report.tensors.back();
+}
+
 /// Compares one run with the plain one; `cells` is the column of the table.
 void compare(ProblemAudit& audit, std::size_t column, const Variation& variation, const AuditRun& run,
              AuditReport& report) {
   const std::vector<TensorDigest>& got = run.digests;
   const std::string& name = audit.columns[column].name;
   if (!run.mxcsr_kept) {
+    ++report.mxcsr_changes;
     report.differences.push_back({audit.problem.name, "MXCSR of the caller", name, variation.label, "kept", "changed"});
   }
   for (std::size_t i = 0; i < audit.digests.size(); ++i) {
     std::string& cell = audit.cells[i][column];
     if (!got[i].digest) continue;
+    TensorTally& sums = tally(report, got[i].tensor);
     ++report.comparisons;
-    if (cell == "-") cell = "ok";
+    ++sums.compared;
+    if (cell == "-") cell = report.promises_bits ? "ok" : "same";
     if (*got[i].digest == *audit.digests[i].digest) continue;
-    cell = "DIFFERS";
+    cell = report.promises_bits ? "DIFFERS" : "differs";
+    ++sums.differ;
+    sums.perturbations.emplace(column, name);
     report.differences.push_back(
         {audit.problem.name, got[i].tensor, name, variation.label, *audit.digests[i].digest, *got[i].digest});
   }
@@ -188,12 +255,16 @@ void compare(ProblemAudit& audit, std::size_t column, const Variation& variation
 
 }  // namespace
 
-std::vector<Perturbation> perturbations(const AuditOptions& options) {
-  std::vector<Perturbation> columns = {repeat_column(options), thread_column(options), order_column(options)};
+std::vector<Perturbation> perturbations(const AuditOptions& options, bool promises_bits) {
+  std::vector<Perturbation> columns = {repeat_column(options, promises_bits), thread_column(options),
+                                       order_column(options)};
   for (const CpuIsa isa : options.levels) columns.push_back(level_column(isa));
   columns.push_back(memory_column());
   columns.push_back(address_column());
   columns.push_back(recompute_column(options));
+  columns.push_back(tape_column(options));
+  columns.push_back(tail_column());
+  columns.push_back(batching_column());
   columns.push_back(packing_column());
   columns.push_back(mxcsr_column());
   columns.push_back(process_column());
@@ -204,13 +275,14 @@ std::vector<Perturbation> perturbations(const AuditOptions& options) {
 AuditReport run_audit(const std::string& module, const AuditSubject& subject, const AuditOptions& options) {
   AuditReport report;
   report.module = module;
+  report.promises_bits = subject.promises_bits();
   const bool progress = isatty(STDERR_FILENO) == 1;
   const auto elsewhere = digests_of_fresh_process(module);
   for (std::size_t p = 0; p < subject.problems().size(); ++p) {
     ProblemAudit audit;
     audit.problem = subject.problems()[p];
     audit.digests = subject.run(p, plain("plain")).digests;
-    audit.columns = perturbations(options);
+    audit.columns = perturbations(options, report.promises_bits);
     audit.cells.assign(audit.digests.size(), std::vector<std::string>(audit.columns.size(), "-"));
     for (std::size_t c = 0; c < audit.columns.size(); ++c) {
       const Perturbation& column = audit.columns[c];

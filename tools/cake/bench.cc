@@ -67,7 +67,7 @@ void parse_shape(const std::string& text, BenchOptions& options) {
 void add_bench_command(CLI::App& app, int& exit_code) {
   auto arguments = std::make_shared<BenchArguments>();
   CLI::App* command = app.add_subcommand("bench", "Time against the machine's ceilings and token-by-token peers");
-  command->add_option("MODULE", arguments->module, "Package, for example cake_kda_det_train")->required();
+  command->add_option("MODULE", arguments->module, "Package, cake_kda_det_train or cake_kda_nondet_train")->required();
   command->add_option("--shape", arguments->shape, "T=..,H=..,K=..,V=.. (default T=4096,H=4,K=128,V=128)");
   command->add_option("--dtype", arguments->dtype, "Operands: fp32, bf16 or fp16")->capture_default_str();
   command->add_option("--threads", arguments->options.threads, "Threads of every case but the two-thread ones")

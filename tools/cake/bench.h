@@ -1,6 +1,7 @@
 // What `cake bench` measures and how its figures are kept.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -27,6 +28,11 @@ struct BenchOptions {
 /// Reads "T=4096,H=4,K=128,V=128" (any subset, any order) into options. Throws InvalidArgument naming the bad part.
 void parse_shape(const std::string& text, BenchOptions& options);
 
+/// What a case of a package takes besides operands and results; none where it is not counted.
+struct BenchMemory {
+  std::optional<std::size_t> saved, workspace;
+};
+
 /// One thing that is timed. A round times every case once, so that a drift of the clock hits all alike.
 struct BenchCase {
   std::string name;   ///< for programs: "forward"
@@ -36,6 +42,7 @@ struct BenchCase {
   int every = 1;      ///< slow cases run in every n-th round only
   std::function<void()> run;
   std::vector<std::optional<double>> seconds;  ///< one per round
+  BenchMemory memory;
 
   /// The samples taken, ascending.
   std::vector<double> sorted() const;
@@ -66,7 +73,7 @@ struct BenchReport {
   std::vector<BenchCheck> checks;
   std::vector<BenchCase> cases;
   std::vector<BenchRatio> ratios;
-  std::vector<std::string> notes;  ///< what could not be measured here
+  std::vector<std::string> notes;  ///< what could not be measured here, what a figure leaves out
 
   const BenchCase* find(const std::string& name) const;
   bool agrees() const;

@@ -1,21 +1,18 @@
 #include "bench_kda.h"
 
 #include <cmath>
-#include <cstring>
 #include <memory>
+#include <type_traits>
 
+#include "bench_kda_data.h"
 #include "benchmarks/token_kda.h"
 #include "cake/core/parallel.h"
-#include "cake/kda_det_train.h"
-#include "core/simd/simd_kernels.h"
-#include "digest.h"
 #include "machine.h"
 
 namespace cake::tool {
 namespace {
 
-namespace kda = kda_det_train;
-using benchmarks::TokenProblem;
+using bench_kda_parts::Data;
 using benchmarks::TokenResults;
 using benchmarks::TokenRun;
 
@@ -29,131 +26,6 @@ double backward_flops(const BenchOptions& o) {
   const double K = static_cast<double>(o.K), V = static_cast<double>(o.V);
   return static_cast<double>(o.T * o.H) * (64 * (8 * K + 10 * V) + 14 * K * V);
 }
-
-/// One problem's operands in a dtype, the same values as fp32, and room for results.
-class Data {
- public:
-  /// `gate` is the mean log decay. The values are rounded to `dtype` once, for every version of the computation.
-  Data(const BenchOptions& o, DType dtype, float gate) : o_(o), dtype_(dtype) {
-    Random random(2026);
-    const std::int64_t rows = o.T * o.H;
-    const float row = 1.0f / std::sqrt(static_cast<float>(o.K));  // rows of about unit length
-    const auto bell = [&](float factor) { return [&random, factor] { return factor * random.bell(); }; };
-    fill(q_, rows * o.K, bell(row));
-    fill(k_, rows * o.K, bell(row));
-    fill(v_, rows * o.V, bell(1.0f));
-    fill(dout_, rows * o.V, bell(1.0f));
-    fill(beta_, rows, [&] { return random.uniform(); });
-    g_.values.resize(static_cast<std::size_t>(rows * o.K));
-    for (float& g : g_.values) g = 2.0f * gate * random.uniform();
-    const auto element = static_cast<std::size_t>(dtype_size(dtype));
-    for (auto* bytes : {&out, &dv}) bytes->resize(static_cast<std::size_t>(rows * o.V) * element);
-    for (auto* bytes : {&dq, &dk}) bytes->resize(static_cast<std::size_t>(rows * o.K) * element);
-    dbeta.resize(static_cast<std::size_t>(rows) * element);
-    dg.resize(static_cast<std::size_t>(rows * o.K) * sizeof(float));
-    final_state.resize(static_cast<std::size_t>(o.H * o.K * o.V) * sizeof(float));
-    kda::Shape shape;
-    shape.S = o.T;
-    shape.H = shape.HV = o.H;
-    shape.K = o.K;
-    shape.V = o.V;
-    saved_memory_.resize(kda::saved_bytes(shape));
-    saved_ = kda::Saved(saved_memory_.data(), saved_memory_.size());
-  }
-
-  void forward() { kda::forward(inputs(), outputs(), {}, &workspace_); }
-  void forward_for_backward() { kda::forward(inputs(), outputs(), {}, &workspace_, &saved_); }
-  void backward() { kda::backward(inputs(), dout(), {}, gradients(), {}, &workspace_, &saved_); }
-  void backward_recompute() { kda::backward(inputs(), dout(), {}, gradients(), {}, &workspace_); }
-  void forward_backward() {
-    forward_for_backward();
-    backward();
-  }
-
-  /// The same problem for the token-by-token versions.
-  TokenProblem token_problem() const {
-    const float scale = 1.0f / std::sqrt(static_cast<float>(o_.K));
-    return {o_.T,
-            o_.H,
-            o_.K,
-            o_.V,
-            scale,
-            q_.values.data(),
-            k_.values.data(),
-            v_.values.data(),
-            g_.values.data(),
-            beta_.values.data(),
-            dout_.values.data()};
-  }
-
-  /// A result of this data's dtype (dg, final_state: fp32) as fp32.
-  std::vector<float> floats(const std::vector<std::byte>& bytes, bool always_fp32 = false) const {
-    const bool wide = always_fp32 || dtype_ == DType::kFloat32;
-    std::vector<float> values(bytes.size() / (wide ? 4 : 2));
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (wide) {
-        std::memcpy(&values[i], bytes.data() + 4 * i, 4);
-      } else {
-        std::uint16_t half = 0;
-        std::memcpy(&half, bytes.data() + 2 * i, 2);
-        values[i] = dtype_ == DType::kBFloat16 ? bf16_to_float(half) : fp16_to_float(half);
-      }
-    }
-    return values;
-  }
-
-  std::vector<std::byte> out, final_state, dq, dk, dv, dg, dbeta;
-
- private:
-  struct Operand {
-    std::vector<float> values;
-    std::vector<std::uint16_t> halves;  // empty for fp32
-    const void* data() const { return halves.empty() ? static_cast<const void*>(values.data()) : halves.data(); }
-  };
-
-  template <class Draw>
-  void fill(Operand& operand, std::int64_t count, Draw draw) {
-    operand.values.resize(static_cast<std::size_t>(count));
-    for (float& x : operand.values) {
-      x = draw();
-      if (dtype_ == DType::kFloat32) continue;
-      const std::uint16_t half = dtype_ == DType::kBFloat16 ? float_to_bf16(x) : float_to_fp16(x);
-      operand.halves.push_back(half);
-      x = dtype_ == DType::kBFloat16 ? bf16_to_float(half) : fp16_to_float(half);
-    }
-  }
-
-  kda::Inputs inputs() const {
-    kda::Inputs in;
-    in.q = ConstTensorView::contiguous(q_.data(), dtype_, {1, o_.T, o_.H, o_.K});
-    in.k = ConstTensorView::contiguous(k_.data(), dtype_, {1, o_.T, o_.H, o_.K});
-    in.v = ConstTensorView::contiguous(v_.data(), dtype_, {1, o_.T, o_.H, o_.V});
-    in.g = ConstTensorView::contiguous(g_.data(), DType::kFloat32, {1, o_.T, o_.H, o_.K});
-    in.beta = ConstTensorView::contiguous(beta_.data(), dtype_, {1, o_.T, o_.H});
-    return in;
-  }
-  ConstTensorView dout() const { return ConstTensorView::contiguous(dout_.data(), dtype_, {1, o_.T, o_.H, o_.V}); }
-  kda::Outputs outputs() {
-    return {TensorView::contiguous(out.data(), dtype_, {1, o_.T, o_.H, o_.V}),
-            TensorView::contiguous(final_state.data(), DType::kFloat32, {1, o_.H, o_.K, o_.V})};
-  }
-  kda::Gradients gradients() {
-    kda::Gradients g;
-    g.dq = TensorView::contiguous(dq.data(), dtype_, {1, o_.T, o_.H, o_.K});
-    g.dk = TensorView::contiguous(dk.data(), dtype_, {1, o_.T, o_.H, o_.K});
-    g.dv = TensorView::contiguous(dv.data(), dtype_, {1, o_.T, o_.H, o_.V});
-    g.dg = TensorView::contiguous(dg.data(), DType::kFloat32, {1, o_.T, o_.H, o_.K});
-    g.dbeta = TensorView::contiguous(dbeta.data(), dtype_, {1, o_.T, o_.H});
-    return g;
-  }
-
-  BenchOptions o_;
-  DType dtype_;
-  Operand q_, k_, v_, g_, beta_, dout_;
-  std::vector<std::byte> saved_memory_;
-  kda::Saved saved_;
-  kda::Workspace workspace_;
-};
 
 /// Room for a token-by-token version's results.
 struct TokenMemory {
@@ -183,7 +55,8 @@ double relative_error(const std::vector<float>& x, const std::vector<float>& ref
 }
 
 /// Distance of every result of the package from a token-by-token version; one line with the largest.
-BenchCheck check_against(const std::string& label, const Data& data, const TokenMemory& token, double limit) {
+template <class Package>
+BenchCheck check_against(const std::string& label, const Data<Package>& data, const TokenMemory& token, double limit) {
   BenchCheck check{label, 0, limit};
   const auto see = [&](const std::vector<float>& x, const std::vector<float>& ref) {
     check.error = std::max(check.error, relative_error(x, ref));
@@ -213,7 +86,12 @@ double backward_bytes(const BenchOptions& o, DType dtype) {
 
 constexpr float kOrdinaryGate = -0.75f, kStrongGate = -4.0f, kWeakGate = -0.05f;
 
+/// The package of the other mode, timed in the same rounds.
+template <class Package>
+using Other = std::conditional_t<Package::kDeterministic, KdaNondet, KdaDet>;
+
 /// Everything that must outlive the cases.
+template <class Package>
 struct Bench {
   explicit Bench(const BenchOptions& o)
       : main(o, o.dtype, kOrdinaryGate),
@@ -221,22 +99,26 @@ struct Bench {
         weak(o, o.dtype, kWeakGate),
         fp32(o, DType::kFloat32, kOrdinaryGate),
         bf16(o, DType::kBFloat16, kOrdinaryGate),
+        other(o, o.dtype, kOrdinaryGate),
         simd_memory(o),
         plain_memory(o),
         simd(benchmarks::simd_token_kernels(o.isa), main.token_problem()),
         plain(benchmarks::plain_token_kernels(o.isa), main.token_problem()) {}
-  Data main, strong, weak, fp32, bf16;
+  Data<Package> main, strong, weak, fp32, bf16;
+  Data<Other<Package>> other;
   TokenMemory simd_memory, plain_memory;
   TokenRun simd, plain;
 };
 
-std::vector<BenchCase> kda_cases(const BenchOptions& o, const std::shared_ptr<Bench>& b) {
+template <class Package>
+std::vector<BenchCase> kda_cases(const BenchOptions& o, const std::shared_ptr<Bench<Package>>& b) {
   const double fwd = forward_flops(o), bwd = backward_flops(o), both = fwd + bwd;
   const double fwd_bytes = forward_bytes(o, o.dtype), both_bytes = fwd_bytes + backward_bytes(o, o.dtype);
   std::vector<BenchCase> cases;
-  const auto add = [&](const char* name, const char* label, double flops, double bytes, std::function<void()> run,
-                       int every = 1) {
-    cases.push_back({name, label, flops, bytes, every, std::move(run), {}});
+  const auto add = [&](std::string name, std::string label, double flops, double bytes, std::function<void()> run,
+                       int every = 1) -> BenchCase& {
+    cases.push_back({std::move(name), std::move(label), flops, bytes, every, std::move(run), {}, {}});
+    return cases.back();
   };
   const auto on_threads = [](int threads, auto run) {
     return [threads, run] {
@@ -244,10 +126,20 @@ std::vector<BenchCase> kda_cases(const BenchOptions& o, const std::shared_ptr<Be
       run();
     };
   };
-  add("forward", "forward", fwd, fwd_bytes, [b] { b->main.forward(); });
-  add("forward_backward", "forward + backward (saved, light)", both, both_bytes, [b] { b->main.forward_backward(); });
-  add("backward_recompute", "backward from the inputs", bwd, backward_bytes(o, o.dtype),
-      [b] { b->main.backward_recompute(); });
+  add("forward", "forward", fwd, fwd_bytes, [b] { b->main.forward(); }).memory = b->main.forward_memory(o.threads);
+  add("forward_backward", "forward + backward (saved, light)", both, both_bytes, [b] {
+    b->main.forward_backward();
+  }).memory = b->main.forward_backward_memory(o.threads);
+  add("forward_backward_tape", "forward + backward (saved, tape)", both, both_bytes, [b] {
+    b->main.forward_backward_tape();
+  }).memory = b->main.forward_backward_tape_memory(o.threads);
+  add("backward_recompute", "backward from the inputs", bwd, backward_bytes(o, o.dtype), [b] {
+    b->main.backward_recompute();
+  }).memory = b->main.backward_recompute_memory(o.threads);
+  const std::string mode = Other<Package>::kMode;
+  add(mode + "_forward_backward", "the " + mode + " package: forward + backward (saved, light)", both, both_bytes, [b] {
+    b->other.forward_backward();
+  }).memory = b->other.forward_backward_memory(o.threads);
   add("weak_gates", "forward + backward, weak gates (-0.05)", both, both_bytes, [b] { b->weak.forward_backward(); });
   add("strong_gates", "forward + backward, strong gates (-4)", both, both_bytes, [b] { b->strong.forward_backward(); });
   add("fp32", "forward + backward, fp32", both, forward_bytes(o, DType::kFloat32) + backward_bytes(o, DType::kFloat32),
@@ -273,6 +165,7 @@ std::vector<BenchCase> kda_cases(const BenchOptions& o, const std::shared_ptr<Be
   return cases;
 }
 
+template <class Package>
 void add_ratios(BenchReport& report) {
   const auto at = [&](const char* name) -> const BenchCase& { return *report.find(name); };
   const bool wide = report.options.isa == CpuIsa::kV4;
@@ -302,28 +195,47 @@ void add_ratios(BenchReport& report) {
             paired_time_ratio(at("token_forward"), at("forward")), true, {});
   add_ratio(report, "recompute", "backward from the inputs / (forward + backward)",
             paired_time_ratio(at("backward_recompute"), both), false, {});
+  add_ratio(report, "tape_over_light", "saved, tape / saved, light, forward + backward",
+            paired_time_ratio(at("forward_backward_tape"), both), false, {});
+  const BenchCase& other = at((std::string(Other<Package>::kMode) + "_forward_backward").c_str());
+  add_ratio(report, "nondet_over_det", "time of nondet / det, forward + backward",
+            Package::kDeterministic ? paired_time_ratio(other, both) : paired_time_ratio(both, other), false, {});
+  report.notes.push_back(
+      "nondet / det: on the CPU they differ in how dA_log and ddt_bias add up, which this problem does not have");
 }
 
 }  // namespace
 
+template <class Package>
 BenchReport bench_kda(const BenchOptions& options) {
   BenchReport report;
   report.options = options;
   const ScopedNumThreads threads(options.threads);
-  const auto bench = std::make_shared<Bench>(options);
-  bench->main.forward_backward();
+  const auto bench = std::make_shared<Bench<Package>>(options);
   bench->simd.forward_backward(bench->simd_memory.results());
   bench->plain.forward_backward(bench->plain_memory.results());
   // Two fp32 results may each be 2e-5 from the truth; 16-bit operands round their results once.
   const double limit = options.dtype == DType::kFloat32 ? 5e-5 : 1e-2;
-  report.checks.push_back(check_against("token by token, SIMD", bench->main, bench->simd_memory, limit));
-  report.checks.push_back(check_against("token by token, plain loops", bench->main, bench->plain_memory, limit));
+  const auto check = [&](const std::string& label, const auto& data, const TokenMemory& token) {
+    report.checks.push_back(check_against(label, data, token, limit));
+  };
+  bench->main.forward_backward_tape();
+  check("token by token, SIMD (saved, tape)", bench->main, bench->simd_memory);
+  bench->main.forward_backward();
+  check("token by token, SIMD", bench->main, bench->simd_memory);
+  check("token by token, plain loops", bench->main, bench->plain_memory);
+  bench->other.forward_backward();
+  check(std::string("token by token, SIMD (the ") + Other<Package>::kMode + " package)", bench->other,
+        bench->simd_memory);
   if (!report.agrees()) return report;
   report.cases = yardsticks(options);
   for (BenchCase& c : kda_cases(options, bench)) report.cases.push_back(std::move(c));
   measure(report.cases, options.repeats);
-  add_ratios(report);
+  add_ratios<Package>(report);
   return report;
 }
+
+template BenchReport bench_kda<KdaDet>(const BenchOptions& options);
+template BenchReport bench_kda<KdaNondet>(const BenchOptions& options);
 
 }  // namespace cake::tool

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "bench.h"
+#include "kda_packages.h"
 
 namespace cake::tool {
 
-/// cake_kda_det_train: one document of T tokens, plain gate, H heads.
+/// KdaDet or KdaNondet: one document of T tokens, plain gate, H heads; the other mode's package beside it.
+template <class Package>
 BenchReport bench_kda(const BenchOptions& options);
 
 }  // namespace cake::tool

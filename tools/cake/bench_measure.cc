@@ -140,7 +140,7 @@ std::vector<BenchCase> yardsticks(const BenchOptions& options) {
 
   const std::int64_t fma_rounds = repetitions([&](std::int64_t n) { kernels.fma_loop(n); });
   const auto add_fma = [&](const char* name, const char* label, int on) {
-    BenchCase fma{name, label, 0, 0, 1, {}, {}};
+    BenchCase fma{name, label, 0, 0, 1, {}, {}, {}};
     fma.flops = kernels.fma_loop(1) * static_cast<double>(fma_rounds) * on;
     fma.run = [&kernels, fma_rounds, on] {
       parallel_for(on, on, [&](std::int64_t, int) { kernels.fma_loop(fma_rounds); });
@@ -156,7 +156,7 @@ std::vector<BenchCase> yardsticks(const BenchOptions& options) {
     kernels.panel_gemm_64x128x128(a, a + kGemmA, a + kGemmA + kGemmB, static_cast<int>(n));
   };
   const std::int64_t gemm_rounds = repetitions([&](std::int64_t n) { product(0, n); });
-  BenchCase gemm{"gemm_64x128x128", "fixed-order GEMM 64x128x128", 0, 0, 1, {}, {}};
+  BenchCase gemm{"gemm_64x128x128", "fixed-order GEMM 64x128x128", 0, 0, 1, {}, {}, {}};
   gemm.flops = kGemmFlops * static_cast<double>(gemm_rounds) * threads;
   gemm.run = [product, gemm_rounds, threads] {
     parallel_for(threads, threads, [&](std::int64_t task, int) { product(task, gemm_rounds); });
@@ -164,7 +164,7 @@ std::vector<BenchCase> yardsticks(const BenchOptions& options) {
   cases.push_back(gemm);
 
   const auto memory = std::make_shared<Blocks>(2, kCopyFloats);
-  BenchCase copy{"memory_copy", "memory copy", 0, 2.0 * kCopyFloats * sizeof(float), 1, {}, {}};
+  BenchCase copy{"memory_copy", "memory copy", 0, 2.0 * kCopyFloats * sizeof(float), 1, {}, {}, {}};
   copy.run = [memory, threads] {
     const std::int64_t part = kCopyFloats / threads;
     parallel_for(threads, threads, [&](std::int64_t task, int) {

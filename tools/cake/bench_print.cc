@@ -13,6 +13,13 @@ std::string shape_text(const BenchOptions& o) { return fmt::format("T={},H={},K=
 
 std::string milliseconds(double seconds) { return fmt::format("{:.2f}", seconds * 1e3); }
 
+/// Bytes in MiB, or nothing where they are not counted.
+std::string mebibytes(const std::optional<std::size_t>& bytes) {
+  return bytes ? fmt::format("{:.1f}", static_cast<double>(*bytes) / (1 << 20)) : "";
+}
+
+Json json_of(const std::optional<std::size_t>& bytes) { return bytes ? Json(*bytes) : Json(); }
+
 /// Percent of a ceiling's rate, or nothing where the case counts no operations.
 std::string percent(const BenchCase& c, const BenchCase* ceiling) {
   if (ceiling == nullptr || c.flops == 0) return "";
@@ -46,6 +53,8 @@ Json json_of(const BenchCase& c, const BenchReport& report) {
   }
   out["flops"] = c.flops;
   out["bytes"] = c.bytes;
+  out["saved_bytes"] = json_of(c.memory.saved);
+  out["workspace_bytes"] = json_of(c.memory.workspace);
   if (c.flops > 0) {
     out["gflops"] = c.gflops();
     out["of_fma_peak"] = paired_rate_ratio(c, *report.find("fma_peak"));
@@ -66,13 +75,15 @@ void print_bench(const BenchReport& report) {
     fmt::print("\nThe versions disagree, so they are not the same computation: no speed is reported.\n");
     return;
   }
-  Table table({"case", ">median ms", ">min", ">max", ">GFLOP/s", ">% peak", ">% GEMM", ">GB/s"});
+  Table table({"case", ">median ms", ">min", ">max", ">GFLOP/s", ">% peak", ">% GEMM", ">GB/s", ">saved MiB",
+               ">workspace MiB"});
   for (const BenchCase& c : report.cases) {
     const std::vector<double> samples = c.sorted();
     table.add({c.label, milliseconds(c.median()), milliseconds(samples.front()), milliseconds(samples.back()),
                c.flops > 0 ? fmt::format("{:.1f}", c.gflops()) : "", percent(c, report.find("fma_peak")),
                percent(c, report.find("gemm_64x128x128")),
-               c.bytes > 0 ? fmt::format("{:.1f}", c.bytes / c.median() * 1e-9) : ""});
+               c.bytes > 0 ? fmt::format("{:.1f}", c.bytes / c.median() * 1e-9) : "", mebibytes(c.memory.saved),
+               mebibytes(c.memory.workspace)});
   }
   fmt::print("\n{}", table.text());
   Table ratios({"ratio", ">measured", ">target", "verdict"});

@@ -30,6 +30,7 @@ Json package_json(const Module& module) {
   Json package;
   package["name"] = module.name;
   package["summary"] = module.summary;
+  package["deterministic"] = module.deterministic;
   package["implementations"] = Json::array();
   for (const DeviceType type : {DeviceType::kCpu, DeviceType::kCuda}) {
     for (const Implementation& implementation : module.implementations(Device{type, 0})) {

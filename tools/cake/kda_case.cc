@@ -101,14 +101,4 @@ KdaArrays empty_kda_results(const KdaCase& c) {
   return y;
 }
 
-kda_det_train::Options kda_options(const KdaCase& c) {
-  kda_det_train::Options options;
-  options.use_gate_in_kernel = c.gate != KdaGate::kPlain;
-  if (c.gate == KdaGate::kLowerBound) options.lower_bound = -5.0f;
-  options.use_qk_l2norm_in_kernel = c.l2norm;
-  options.use_beta_sigmoid_in_kernel = c.beta_sigmoid;
-  options.allow_neg_eigval = c.neg_eigval;
-  return options;
-}
-
 }  // namespace cake::tool

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "cake/core/tensor.h"
-#include "cake/kda_det_train.h"
 
 namespace cake::tool {
 
@@ -57,6 +56,15 @@ KdaArrays draw_kda_operands(const KdaCase& c);
 /// Shapes of its results, all bytes zero.
 KdaArrays empty_kda_results(const KdaCase& c);
 /// Options of its calls.
-kda_det_train::Options kda_options(const KdaCase& c);
+template <class Package>
+typename Package::Options kda_options(const KdaCase& c) {
+  typename Package::Options options;
+  options.use_gate_in_kernel = c.gate != KdaGate::kPlain;
+  if (c.gate == KdaGate::kLowerBound) options.lower_bound = -5.0f;
+  options.use_qk_l2norm_in_kernel = c.l2norm;
+  options.use_beta_sigmoid_in_kernel = c.beta_sigmoid;
+  options.allow_neg_eigval = c.neg_eigval;
+  return options;
+}
 
 }  // namespace cake::tool

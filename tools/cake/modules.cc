@@ -3,14 +3,17 @@
 #include "audit_kda.h"
 #include "bench_kda.h"
 #include "cake/core/error.h"
-#include "cake/kda_det_train.h"
+#include "kda_packages.h"
 
 namespace cake::tool {
 
 const std::vector<Module>& modules() {
   static const std::vector<Module> table = {
-      {"cake_kda_det_train", "Kimi Delta Attention, forward and backward, gradients repeat bit for bit",
-       kda_det_train::implementations, kda_audit_subject, bench_kda},
+      {KdaDet::kName, "Kimi Delta Attention, forward and backward, gradients repeat bit for bit",
+       KdaDet::kDeterministic, kda_det_train::implementations, kda_audit_subject<KdaDet>, bench_kda<KdaDet>},
+      {KdaNondet::kName, "Kimi Delta Attention, forward and backward, gradients may differ in their last bits",
+       KdaNondet::kDeterministic, kda_nondet_train::implementations, kda_audit_subject<KdaNondet>,
+       bench_kda<KdaNondet>},
   };
   return table;
 }

@@ -15,6 +15,7 @@ namespace cake::tool {
 struct Module {
   const char* name;     ///< "cake_kda_det_train"
   const char* summary;  ///< one line
+  bool deterministic;   ///< promises equal bits
   std::vector<Implementation> (*implementations)(Device device);
   const AuditSubject& (*audit)();             ///< what `cake audit` runs
   BenchReport (*bench)(const BenchOptions&);  ///< what `cake bench` runs

@@ -202,7 +202,9 @@ void add_train_command(CLI::App& app, int& exit_code) {
   using Config = lm::TrainConfig;
   command->add_option("--text", o->text, "A text file, or a folder of them")->capture_default_str();
   add_field(
-      *command, *o, "--package", "Module that computes KDA", [](Config & c) -> auto& { return c.package; });
+      *command, *o, "--package",
+      "Package that computes KDA: cake_kda_det_train, or cake_kda_nondet_train, whose bits are not promised",
+      [](Config & c) -> auto& { return c.package; });
   o->steps_given = command->add_option("--steps", o->steps, "Steps in all")->capture_default_str();
   add_field(
       *command, *o, "--batch-tokens", "Tokens of a step", [](Config & c) -> auto& { return c.batch_tokens; });
@@ -239,11 +241,12 @@ void add_train_command(CLI::App& app, int& exit_code) {
   add_field(
       *command, *o, "--shards", "Logical shards of a batch: part of the bits, unlike --threads",
       [](Config & c) -> auto& { return c.shards; });
-  o->threads_given =
-      command->add_option("--threads", o->threads, "CPU threads; no effect on the bits (default: all cores)");
+  o->threads_given = command->add_option("--threads", o->threads,
+                                         "CPU threads; no effect on the bits of a det package (default: all cores)");
   command->add_option("--checkpoint", o->checkpoint, "File for the state of the run");
   command->add_option("--checkpoint-every", o->checkpoint_every, "Steps between checkpoints")->capture_default_str();
-  command->add_option("--resume", o->resume, "Go on from this checkpoint, bit for bit; its options apply");
+  command->add_option("--resume", o->resume,
+                      "Go on from this checkpoint, with a det package bit for bit; its options apply");
   command->add_option("--report", o->report, "Folder for loss.svg and log.json");
   command->add_option("--report-every", o->report_every,
                       "Steps between digests in the log (default: a twentieth of the run)");

@@ -2,18 +2,12 @@
 
 #include <new>
 #include <string>
+#include <type_traits>
 
-#include "cake/core/parallel.h"
 #include "core/checks.h"
-#include "ops/kda/cpu/driver.h"
 
 namespace cake::kda {
 namespace {
-
-Extents extents_of(const Problem& p, const ConstTensorView& cu_seqlens) {
-  Extents x{p.B, p.S, p.H, p.HV, p.Kp(), p.Vp(), count_documents(p, cu_seqlens)};
-  return x;
-}
 
 /// FNV-1a over the offsets: part of a saved set's record.
 std::uint64_t digest_offsets(const Problem& p, const ConstTensorView& cu_seqlens) {
@@ -26,19 +20,40 @@ std::uint64_t digest_offsets(const Problem& p, const ConstTensorView& cu_seqlens
   return h;
 }
 
-/// Throws InvalidArgument naming the first field in which the saved set's forward differed.
-void check_saved(const SavedSet& saved, const Problem& p, const Settings& s, const Operands& x) {
-  if (!saved.filled) checks::fail("saved", "an empty saved set", "one filled by a forward");
+template <class T>
+std::string text_of(const T& value) {
+  if constexpr (requires { value.has_value(); }) {
+    return value.has_value() ? text_of(*value) : std::string("none");
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return value ? "true" : "false";
+  } else {
+    return std::to_string(value);
+  }
+}
+
+/// What a saved set says about options: the part of its record that needs no tensor.
+void check_saved_options(const SavedSet& saved, const Settings& s, const CallOptions& options) {
   const auto same = [](const char* field, const auto& then, const auto& now) {
-    if (then == now) return;
-    const auto text = [](const auto& value) {
-      if constexpr (requires { value.has_value(); }) {
-        return value.has_value() ? std::to_string(*value) : std::string("none");
-      } else {
-        return std::to_string(value);
-      }
-    };
-    checks::fail("saved", std::string("one of a forward with ") + field + " = " + text(then), text(now));
+    if (then != now)
+      checks::fail("saved", std::string("one of a forward with ") + field + " = " + text_of(then), text_of(now));
+  };
+  if (!saved.filled) checks::fail("saved", "an empty saved set", "one filled by a forward");
+  if (saved.tape != options.tape) {
+    checks::fail("saved", std::string("one of a forward with save_mode ") + (saved.tape ? "tape" : "light"),
+                 options.tape ? "tape" : "light");
+  }
+  same("use_gate_in_kernel", saved.settings.use_gate_in_kernel, s.use_gate_in_kernel);
+  same("lower_bound", saved.settings.lower_bound, s.lower_bound);
+  same("use_qk_l2norm_in_kernel", saved.settings.use_qk_l2norm_in_kernel, s.use_qk_l2norm_in_kernel);
+  same("use_beta_sigmoid_in_kernel", saved.settings.use_beta_sigmoid_in_kernel, s.use_beta_sigmoid_in_kernel);
+  same("allow_neg_eigval", saved.settings.allow_neg_eigval, s.allow_neg_eigval);
+}
+
+/// Throws InvalidArgument naming the first size in which the saved set's forward differed.
+void check_saved_problem(const SavedSet& saved, const Problem& p, const Operands& x) {
+  const auto same = [](const char* field, const auto& then, const auto& now) {
+    if (then != now)
+      checks::fail("saved", std::string("one of a forward with ") + field + " = " + text_of(then), text_of(now));
   };
   same("B", saved.problem.B, p.B);
   same("S", saved.problem.S, p.S);
@@ -48,11 +63,6 @@ void check_saved(const SavedSet& saved, const Problem& p, const Settings& s, con
   same("V", saved.problem.V, p.V);
   same("documents", saved.problem.N, p.N);
   same("scale", saved.problem.scale, p.scale);
-  same("use_gate_in_kernel", saved.settings.use_gate_in_kernel, s.use_gate_in_kernel);
-  same("lower_bound", saved.settings.lower_bound, s.lower_bound);
-  same("use_qk_l2norm_in_kernel", saved.settings.use_qk_l2norm_in_kernel, s.use_qk_l2norm_in_kernel);
-  same("use_beta_sigmoid_in_kernel", saved.settings.use_beta_sigmoid_in_kernel, s.use_beta_sigmoid_in_kernel);
-  same("allow_neg_eigval", saved.settings.allow_neg_eigval, s.allow_neg_eigval);
   if (saved.dtype != x.q.dtype) {
     checks::fail("saved", std::string("one of a forward with dtype ") + dtype_name(saved.dtype), dtype_name(x.q.dtype));
   }
@@ -61,21 +71,41 @@ void check_saved(const SavedSet& saved, const Problem& p, const Settings& s, con
   }
 }
 
-/// Reserves the workspace and says how many workers it serves: as many threads as fit, at least one.
-template <class BytesFor>
-int reserve(WorkspaceMemory& workspace, BytesFor bytes_for) {
-  int workers = num_threads();
-  if (workspace.memory.external()) workers = fitting_workers(workspace.memory.size(), workers, bytes_for);
-  workspace.memory.ensure(bytes_for(workers), "workspace");
-  return workers;
+/// A workspace made for a shape is refused by the other gate or norm modes.
+void check_workspace(const WorkspaceMemory& workspace, const Settings& s) {
+  if (!workspace.made_for) return;
+  const Settings& made = *workspace.made_for;
+  const auto same = [](const char* option, bool then, bool now) {
+    if (then == now) return;
+    checks::fail("workspace", std::string("one made for ") + option + " = " + text_of(then), text_of(now));
+  };
+  same("use_gate_in_kernel", made.use_gate_in_kernel, s.use_gate_in_kernel);
+  same("lower_bound given", made.lower_bound.has_value(), s.lower_bound.has_value());
+  same("use_qk_l2norm_in_kernel", made.use_qk_l2norm_in_kernel, s.use_qk_l2norm_in_kernel);
+}
+
+Call make_call(const Problem& problem, const Operands& operands, const Settings& settings, const CallOptions& options) {
+  const Lengths lengths = Lengths::of(problem, operands.cu_seqlens);
+  const Extents extents{problem.H, problem.HV, problem.Kp(), problem.Vp(),
+                        count_documents(lengths, options.grouping())};
+  return {&problem, &operands, &settings, lengths, options.grouping(), extents, options.memory()};
 }
 
 }  // namespace
 
+void check_options(const CallOptions& options) {
+  const auto positive = [](const char* name, std::int64_t value) {
+    if (value < 1) checks::fail(name, std::to_string(value), "1 or more");
+  };
+  positive("tail_passes", options.tail_passes);
+  if (options.batch_tokens) positive("batch_tokens", *options.batch_tokens);
+  if (options.max_docs_per_batch) positive("max_docs_per_batch", *options.max_docs_per_batch);
+}
+
 void* CallerMemory::ensure(std::size_t bytes, const char* name) {
   if (bytes <= bytes_) return data_;
   const std::string needed = std::to_string(bytes) + " bytes";
-  if (external_) {
+  if (fixed()) {
     throw OutOfMemory(std::string(name) + ": got memory of " + std::to_string(bytes_) + " bytes, expected at least " +
                       needed);
   }
@@ -89,22 +119,10 @@ void* CallerMemory::ensure(std::size_t bytes, const char* name) {
   return data_;
 }
 
-void refuse_options(const char* module, bool tape, bool lean, std::int64_t tail_passes,
-                    const std::optional<std::int64_t>& batch_tokens,
-                    const std::optional<std::int64_t>& max_docs_per_batch) {
-  const auto refuse = [&](const char* option) {
-    throw NotSupported(std::string(option) + ": not supported by this version of " + module);
-  };
-  if (tail_passes < 1) checks::fail("tail_passes", std::to_string(tail_passes), "1 or more");
-  if (tape) refuse("save_mode tape");
-  if (lean) refuse("lean");
-  if (tail_passes > 1) refuse("tail_passes above 1");
-  if (batch_tokens) refuse("batch_tokens");
-  if (max_docs_per_batch) refuse("max_docs_per_batch");
-}
-
-Extents extents_of_shape(std::int64_t B, std::int64_t S, std::int64_t num_docs, std::int64_t H, std::int64_t HV,
-                         std::int64_t K, std::int64_t V, std::span<const std::int32_t> offsets) {
+Sizes check_sizes(std::int64_t B, std::int64_t S, std::int64_t num_docs, std::int64_t H, std::int64_t HV,
+                  std::int64_t K, std::int64_t V, std::span<const std::int32_t> offsets, bool gate_param_grads,
+                  const CallOptions& options) {
+  check_options(options);
   const auto at_least = [](const char* name, std::int64_t value, std::int64_t least) {
     if (value < least) checks::fail(name, std::to_string(value), std::to_string(least) + " or more");
   };
@@ -131,7 +149,14 @@ Extents extents_of_shape(std::int64_t B, std::int64_t S, std::int64_t num_docs, 
   Problem p;
   p.K = K;
   p.V = V;
-  return {B, S, H, HV, p.Kp(), p.Vp(), count_documents(B, S, num_docs, offsets)};
+  const Grouping grouping = options.grouping();
+  const auto totals = [&] {
+    if (!offsets.empty()) {
+      return count_documents({offsets.data(), 1, static_cast<std::int64_t>(offsets.size()) - 1}, grouping);
+    }
+    return num_docs == B ? count_documents({B, S}, grouping) : bound_documents(S, num_docs, grouping);
+  };
+  return {{H, HV, p.Kp(), p.Vp(), totals()}, gate_param_grads};
 }
 
 std::vector<Implementation> implementations(Device device) {
@@ -152,25 +177,28 @@ std::vector<Implementation> implementations(Device device) {
   return list;
 }
 
-void run_forward(const Operands& operands, const Settings& settings, const ForwardResults& results,
-                 WorkspaceMemory& workspace, SavedSet* saved) {
+void run_forward(const Operands& operands, const Settings& settings, const CallOptions& options,
+                 const ForwardResults& results, WorkspaceMemory& workspace, SavedSet* saved) {
+  check_workspace(workspace, settings);
+  check_options(options);
   const Problem problem = check_problem(operands, settings);
   check_forward(problem, operands, results);
-  Call call{&problem, &operands, &settings, extents_of(problem, operands.cu_seqlens)};
+  Call call = make_call(problem, operands, settings, options);
   call.workers =
       reserve(workspace, [&](int workers) { return forward_bytes(call.extents, saved != nullptr, workers); });
   SavedMemory kept;
   if (saved != nullptr) {
-    const std::size_t bytes = saved_bytes(call.extents);
+    const std::size_t bytes = saved_bytes(call.extents, options.tape);
     saved->filled = false;
     saved->memory.ensure(bytes, "saved");
     Arena arena(saved->memory.data(), saved->memory.size(), "saved");
-    kept = carve_saved(arena, call.extents);
+    kept = carve_saved(arena, call.extents, call.extents.totals.sum, options.tape);
     saved->bytes = bytes;
   }
   Arena arena(workspace.memory.data(), workspace.memory.size(), "workspace");
   forward_cpu(call, results, arena, saved != nullptr ? &kept : nullptr);
   if (saved == nullptr) return;
+  saved->tape = options.tape;
   saved->problem = problem;
   saved->settings = settings;
   saved->dtype = operands.q.dtype;
@@ -178,24 +206,25 @@ void run_forward(const Operands& operands, const Settings& settings, const Forwa
   saved->filled = true;
 }
 
-void run_backward(const Operands& operands, const Settings& settings, const ConstTensorView& dout,
-                  const ConstTensorView& d_final_state, const BackwardResults& results, WorkspaceMemory& workspace,
-                  const SavedSet* saved) {
-  const Problem problem = check_problem(operands, settings);
-  if (saved != nullptr) check_saved(*saved, problem, settings, operands);
-  check_backward(problem, operands, settings, dout, d_final_state, results);
-  const bool params = results.dA_log.given || results.ddt_bias.given;
-  Call call{&problem, &operands, &settings, extents_of(problem, operands.cu_seqlens)};
-  call.workers =
-      reserve(workspace, [&](int workers) { return backward_bytes(call.extents, saved == nullptr, params, workers); });
-  Arena arena(workspace.memory.data(), workspace.memory.size(), "workspace");
+void check_backward_call(const Operands& operands, const Settings& settings, const CallOptions& options,
+                         const BackwardArguments& arguments, const WorkspaceMemory& workspace, const SavedSet* saved,
+                         CheckedBackward& checked) {
+  if (saved != nullptr) check_saved_options(*saved, settings, options);
+  check_workspace(workspace, settings);
+  check_options(options);
+  if (options.lean && saved == nullptr) {
+    checks::fail("saved", "none, with lean", "a saved set: a lean workspace has no room to recompute one");
+  }
+  checked.problem = check_problem(operands, settings);
+  if (saved != nullptr) check_saved_problem(*saved, checked.problem, operands);
+  check_backward(checked.problem, operands, settings, arguments.dout, arguments.d_final_state, arguments.results);
+  checked.call = make_call(checked.problem, operands, settings, options);
   if (saved == nullptr) {
-    backward_cpu(call, dout, d_final_state, results, params, arena, nullptr);
+    checked.call.memory.tape = false;  // nothing holds the chunk states: they are rebuilt in the workspace
     return;
   }
-  Arena kept_arena(saved->memory.data(), saved->memory.size(), "saved");
-  const SavedMemory kept = carve_saved(kept_arena, call.extents);
-  backward_cpu(call, dout, d_final_state, results, params, arena, &kept);
+  Arena arena(saved->memory.data(), saved->memory.size(), "saved");
+  checked.kept = carve_saved(arena, checked.call.extents, checked.call.extents.totals.sum, saved->tape);
 }
 
 }  // namespace cake::kda

@@ -2,13 +2,17 @@
 #include <utility>
 
 #include "cake/kda_det_train.h"
+#include "cake/kda_nondet_train.h"
 
+namespace other = cake::kda_nondet_train;
 namespace kda = cake::kda_det_train;
 
 void backward(const kda::Inputs& inputs, const cake::ConstTensorView& dout, const kda::Gradients& gradients) {
   kda::Workspace workspace;
   kda::Saved saved;
   kda::Saved moved = std::move(saved);
+  other::Workspace other_workspace;
+  other::Saved other_saved;
 #if defined(workspace_as_saved)
   kda::backward(inputs, dout, {}, gradients, {}, &workspace, &workspace);
 #elif defined(saved_as_workspace)
@@ -16,7 +20,16 @@ void backward(const kda::Inputs& inputs, const cake::ConstTensorView& dout, cons
 #elif defined(copied_saved)
   kda::Saved copy = moved;
   kda::backward(inputs, dout, {}, gradients, {}, &workspace, &copy);
+#elif defined(det_saved_in_nondet)
+  other::backward({}, dout, {}, {}, {}, &other_workspace, &moved);
+#elif defined(nondet_saved_in_det)
+  kda::backward(inputs, dout, {}, gradients, {}, &workspace, &other_saved);
+#elif defined(det_workspace_in_nondet)
+  other::backward({}, dout, {}, {}, {}, &workspace, &other_saved);
+#elif defined(nondet_workspace_in_det)
+  kda::backward(inputs, dout, {}, gradients, {}, &other_workspace, &moved);
 #else
+  other::backward({}, dout, {}, {}, {}, &other_workspace, &other_saved);
   kda::backward(inputs, dout, {}, gradients, {}, &workspace, &moved);
 #endif
 }

@@ -234,39 +234,61 @@ static void write_dv(const Chunk& c, const MutableRows& dv) {
   }
 }
 
-/// Where a chunk's rebuilt values lie.
-struct Tape {
-  float *state, *u, *vn;
-};
-CAKE_INLINE Tape tape_at(const Head& h, const Scratch& s, std::int64_t chunk) {
-  const std::int64_t state = std::int64_t{h.Kp} * h.Vp, rows = kPanel / kLanes * h.Vp;
-  float* base = s.tape + chunk * (state + 2 * rows);
-  return {base, base + state, base + state + rows};
+/// One chunk of the forward once more: u and Vn, and the state after it into `state`.
+static void rebuild_chunk(const SegmentRun& run, std::int64_t at, float* state, bool zero_state, float* u, float* vn,
+                          float* next) {
+  const Chunk c = make_chunk(run, at);
+  load_chunk(c, true);
+  decay_chunk<false>(c);
+  copy_pairs<false>(c, run.pair_memory + at / kRows * kda::pair_floats(kRows));
+  scale_neg_l(c);
+  advance_rows<false>(c, state, zero_state, c.vpanels, c.vpanels, u, vn);
+  if (next == nullptr) return;
+  if (next != state) {
+    if (zero_state) {
+      clear_state(*run.head, next);
+    } else {
+      copy_state(*run.head, state, next);
+    }
+  }
+  advance_state(c, next, zero_state, c.vpanels, vn);
 }
 
-/// Forward over the segment once more: states, u and Vn of every chunk onto the tape.
-static void rebuild(const SegmentRun& run) {
+/// The states at the starts of the ranges, into s.range_states.
+static void rebuild_ranges(const SegmentRun& run, std::int64_t chunks) {
   const Head& h = *run.head;
-  const std::int64_t size = std::int64_t{h.Kp} * h.Vp;
-  float* pair_memory = run.pair_memory;
-  for (std::int64_t at = 0, n = 0; at < run.rows; at += kRows, ++n) {
-    const Chunk c = make_chunk(run, at);
-    const Tape tape = tape_at(h, *run.scratch, n);
+  Scratch& s = *run.scratch;
+  const std::int64_t size = std::int64_t{h.Kp} * h.Vp, last_range = (chunks - 1) / s.tape_chunks;
+  // `state` may be the caller's border state: the pass runs on memory of its own.
+  float* state = s.grad_state_t;
+  if (run.zero_state) {
+    clear_state(h, state);
+  } else {
+    copy_state(h, run.state, state);
+  }
+  for (std::int64_t n = 0; n <= last_range * s.tape_chunks; ++n) {
+    if (n % s.tape_chunks == 0) copy_state(h, state, s.range_states + n / s.tape_chunks * size);
+    if (n < last_range * s.tape_chunks) {
+      rebuild_chunk(run, n * kRows, state, n == 0 && run.zero_state, nullptr, s.vn, state);
+    }
+  }
+}
+
+/// Forward over the chunks first .. end - 1 of the segment once more: states, u and Vn onto the tape.
+static void rebuild(const SegmentRun& run, std::int64_t first, std::int64_t end, const float* start) {
+  const Head& h = *run.head;
+  for (std::int64_t n = first; n < end; ++n) {
+    const Tape tape = tape_at(h, run.scratch->tape, n - first);
     const bool zero_state = n == 0 && run.zero_state;
-    load_chunk(c, true);
-    decay_chunk<false>(c);
-    copy_pairs<false>(c, pair_memory);
-    pair_memory += kda::pair_floats(c.rows);
-    scale_neg_l(c);
-    if (n == 0) {
-      for (std::int64_t i = 0; i < size; i += kLanes) store(tape.state + i, zero_state ? zero() : load(run.state + i));
+    if (n == first) {
+      if (zero_state) {
+        clear_state(h, tape.state);
+      } else {
+        copy_state(h, start, tape.state);
+      }
     }
-    advance_rows<false>(c, tape.state, zero_state, c.vpanels, c.vpanels, tape.u, tape.vn);
-    if (at + kRows < run.rows) {
-      float* next = tape_at(h, *run.scratch, n + 1).state;
-      for (std::int64_t i = 0; i < size; i += kLanes) store(next + i, load(tape.state + i));
-      advance_state(c, next, zero_state, c.vpanels, tape.vn);
-    }
+    float* next = n + 1 < end ? tape_at(h, run.scratch->tape, n + 1 - first).state : nullptr;
+    rebuild_chunk(run, n * kRows, tape.state, zero_state, tape.u, tape.vn, next);
   }
 }
 
@@ -285,33 +307,45 @@ CAKE_INLINE Chunk open_chunk(const BackwardRun& run, std::int64_t at) {
 
 CAKE_INLINE std::int64_t last_chunk(const SegmentRun& run) { return (run.rows - 1) / kRows * kRows; }
 
+/// Chunk n of the segment from its tape; the gradient of its end state becomes that of its start state.
+static void backward_chunk(const BackwardRun& run, std::int64_t n, const Tape& tape, bool zero_grad) {
+  const SegmentRun& r = run.run;
+  Scratch& s = *r.scratch;
+  const Chunk c = open_chunk<true>(run, n * kRows);
+  const bool zero_state = n == 0 && r.zero_state;
+  gradient_rows(c, run.grad_state, zero_grad);
+  gradient_pairs(c, tape.vn);
+  gradient_beta(c, tape.u, run.gradients.dbeta);
+  scale_rows_by_beta(c);
+  write_dv(c, run.gradients.dv);
+  gradient_state_terms(c, tape.state, zero_state, run.grad_state, zero_grad, tape.vn);
+  step_grad_state(c, run.grad_state, zero_grad);
+  gradient_off_diagonal(c);
+  combine(c);
+  finish_qk(c, run.gradients);
+  finish_gate(c, run.gradients.dg,
+              run.gradients.params == nullptr ? nullptr : s.chunk_params + n * 2 * std::int64_t{r.head->Kp});
+}
+
 static void backward_segment(const BackwardRun& run) {
   const SegmentRun& r = run.run;
   Scratch& s = *r.scratch;
   const Head& h = *r.head;
-  rebuild(r);
-  bool zero_grad = run.zero_grad_state;
-  for (std::int64_t at = last_chunk(r); at >= 0; at -= kRows) {
-    const Chunk c = open_chunk<true>(run, at);
-    const std::int64_t n = at / kRows;
-    const Tape tape = tape_at(h, s, n);
-    const bool zero_state = n == 0 && r.zero_state;
-    gradient_rows(c, run.grad_state, zero_grad);
-    gradient_pairs(c, tape.vn);
-    gradient_beta(c, tape.u, run.gradients.dbeta);
-    scale_rows_by_beta(c);
-    write_dv(c, run.gradients.dv);
-    gradient_state_terms(c, tape.state, zero_state, run.grad_state, zero_grad, tape.vn);
-    step_grad_state(c, run.grad_state, zero_grad);
-    gradient_off_diagonal(c);
-    combine(c);
-    finish_qk(c, run.gradients);
-    finish_gate(c, run.gradients.dg, run.gradients.params == nullptr ? nullptr : s.chunk_params + n * 2 * h.Kp);
-    zero_grad = false;
+  const std::int64_t chunks = last_chunk(r) / kRows + 1, range = r.tape != nullptr ? chunks : s.tape_chunks;
+  const bool ranges = chunks > range;
+  if (ranges) rebuild_ranges(r, chunks);
+  for (std::int64_t first = (chunks - 1) / range * range; first >= 0; first -= range) {
+    const std::int64_t end = first + range < chunks ? first + range : chunks;
+    if (r.tape == nullptr) {
+      rebuild(r, first, end, ranges ? s.range_states + first / range * std::int64_t{h.Kp} * h.Vp : r.state);
+    }
+    for (std::int64_t n = end - 1; n >= first; --n) {
+      const Tape tape = r.tape != nullptr ? tape_at(h, r.tape, n) : tape_at(h, s.tape, n - first);
+      backward_chunk(run, n, tape, n == chunks - 1 && run.zero_grad_state);
+    }
   }
   if (run.gradients.params == nullptr) return;
   // The chain over the chunks, left to right from zero.
-  const std::int64_t chunks = last_chunk(r) / kRows + 1;
   for (int i = 0; i < 2 * h.Kp; i += kLanes) {
     F acc = zero();
     for (std::int64_t n = 0; n < chunks; ++n) acc = acc + load(s.chunk_params + n * 2 * h.Kp + i);

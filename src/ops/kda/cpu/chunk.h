@@ -419,5 +419,21 @@ CAKE_INLINE void solve_lower_transposed(const Chunk& c, float* x, int panels) {
   }
 }
 
+/// Where a chunk's start state, u and Vn lie on a tape.
+struct Tape {
+  float *state, *u, *vn;
+};
+CAKE_INLINE Tape tape_at(const Head& h, float* tape, std::int64_t chunk) {
+  float* base = tape + chunk * kda::tape_floats(h.Kp, h.Vp);
+  return {base, base + std::int64_t{h.Kp} * h.Vp, base + std::int64_t{h.Kp} * h.Vp + kPanel / kLanes * h.Vp};
+}
+
+CAKE_INLINE void copy_state(const Head& h, const float* from, float* to) {
+  for (std::int64_t i = 0; i < std::int64_t{h.Kp} * h.Vp; i += kLanes) store(to + i, load(from + i));
+}
+CAKE_INLINE void clear_state(const Head& h, float* state) {
+  for (std::int64_t i = 0; i < std::int64_t{h.Kp} * h.Vp; i += kLanes) store(state + i, zero());
+}
+
 }  // namespace
 }  // namespace cake::CAKE_ISA_NAMESPACE

@@ -46,11 +46,11 @@ CAKE_INLINE void advance_state(const Chunk& c, float* state, bool zero_state, in
   }
 }
 
-static void write_output(const Chunk& c, const MutableRows& out) {
+static void write_output(const Chunk& c, const float* vn, const MutableRows& out) {
   Scratch& s = *c.s;
   for (int b = 0; b < c.blocks; ++b) {
     gemm<Op::kPlain, Init::kAdd>(kBlock, c.vpanels, (b + 1) * kBlock, Panels{s.pairs, kPanel2}.at_row(b * kBlock),
-                                 {s.vn, kPanel}, Panels{s.oq, kPanel2}.at_row(b * kBlock));
+                                 {const_cast<float*>(vn), kPanel}, Panels{s.oq, kPanel2}.at_row(b * kBlock));
   }
   for (int i = 0; i < c.rows; ++i) {
     for (int p = 0; p < c.vpanels; ++p) {
@@ -71,13 +71,24 @@ static void forward_segment(const SegmentRun& run) {
     if (pair_memory != nullptr) pair_memory += kda::pair_floats(c.rows);
     if (!run.run_state) continue;
     scale_neg_l(c);
-    if (with_out) {
-      advance_rows<true>(c, run.state, zero_state, c.vpanels, c.vpanels, nullptr, c.s->vn);
-      write_output(c, run.out);
-    } else {
-      advance_rows<false>(c, run.state, zero_state, c.vpanels, c.vpanels, nullptr, c.s->vn);
+    float *u = nullptr, *vn = c.s->vn;
+    if (run.tape != nullptr) {
+      const Tape tape = tape_at(*run.head, run.tape, at / kRows);
+      u = tape.u;
+      vn = tape.vn;
+      if (zero_state) {
+        clear_state(*run.head, tape.state);
+      } else {
+        copy_state(*run.head, run.state, tape.state);
+      }
     }
-    advance_state(c, run.state, zero_state, c.vpanels, c.s->vn);
+    if (with_out) {
+      advance_rows<true>(c, run.state, zero_state, c.vpanels, c.vpanels, u, vn);
+      write_output(c, vn, run.out);
+    } else {
+      advance_rows<false>(c, run.state, zero_state, c.vpanels, c.vpanels, u, vn);
+    }
+    advance_state(c, run.state, zero_state, c.vpanels, vn);
     zero_state = false;
   }
 }

@@ -58,6 +58,9 @@ constexpr std::int64_t pair_floats(std::int64_t rows) {
 inline constexpr std::int64_t kPanel = (kChunk + 1) * 16;
 inline constexpr std::int64_t kPanel2 = (2 * kChunk + 1) * 16;
 
+/// Floats a chunk has on a tape: its start state, u and Vn.
+constexpr std::int64_t tape_floats(std::int64_t Kp, std::int64_t Vp) { return Kp * Vp + 2 * Vp * (kPanel / 16); }
+
 /// Memory of one worker: blocks of floats, each aligned to 64 bytes (sizes: memory.cc). In the comments [64] stands for
 /// kPanel / 16 rows, [128] for kPanel2 / 16.
 struct Scratch {
@@ -77,7 +80,9 @@ struct Scratch {
   float *u, *vn;                        // [np/16][64][16]
   float* state;                         // [np/16][Kp][16]
   // Backward.
-  float* tape;                    // per chunk of the segment: state, u, vn
+  float* tape;                    // per chunk of a range of the segment: state, u, vn; none with a saved tape
+  std::int64_t tape_chunks;       // chunks of a range
+  float* range_states;            // with several ranges: the state at the start of each
   float* grad_state;              // dS  [Vp/16][Kp][16]
   float *state_t, *grad_state_t;  // [Kp/16][Vp][16]
   float* vn_t;                    // [4][Vp][16]
@@ -103,7 +108,8 @@ struct SegmentRun {
   bool run_state = true;    ///< false: only the products are wanted
   Pairs pairs = Pairs::kCompute;
   float* pair_memory = nullptr;  ///< products of the segment's chunks, one after another
-  MutableRows out;               ///< from the document's first row; not wanted: null
+  float* tape = nullptr;  ///< of the segment's chunks: a forward fills it, a backward reads it (saved set `tape`)
+  MutableRows out;        ///< from the document's first row; not wanted: null
   Scratch* scratch = nullptr;
 };
 
@@ -115,8 +121,9 @@ struct GradientRows {
   float* params = nullptr;  ///< [2][Kp]: sums of dx and of the A_log terms over the segment
 };
 
-/// One backward run over a segment: rebuilds the chunk states from `run.state`, then goes from the last chunk to the
-/// first. run.pairs is kCompute or kLoad.
+/// One backward run over a segment, from its last chunk to its first. Without run.tape the chunk states are rebuilt
+/// from `run.state`, range by range of scratch->tape_chunks chunks from the last range to the first. run.pairs is
+/// kCompute or kLoad.
 struct BackwardRun {
   SegmentRun run;
   Rows dout;

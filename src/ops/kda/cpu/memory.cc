@@ -1,32 +1,63 @@
 #include "ops/kda/cpu/memory.h"
 
-#include "ops/kda/cpu/driver.h"
-
 namespace cake::kda {
 
-SavedMemory carve_saved(Arena& arena, const Extents& x) {
+SavedMemory carve_saved(Arena& arena, const Extents& x, const Totals& totals, bool tape) {
   SavedMemory m;
-  m.pairs = arena.take<float>(x.totals.pair_floats * x.HV);
-  m.borders = arena.take<float>(x.totals.borders * x.HV * x.state_floats());
-  m.transitions = arena.take<float>(x.totals.transitions * x.HV * x.transition_floats());
+  m.pairs = arena.take<float>(totals.pair_floats * x.HV);
+  m.borders = arena.take<float>(totals.borders * x.HV * x.state_floats());
+  m.transitions = arena.take<float>(totals.transitions * x.HV * x.transition_floats());
+  if (tape) m.tape = arena.take<float>(totals.chunks * x.HV * tape_floats(x.Kp, x.Vp));
+  return m;
+}
+
+SavedMemory advance(const SavedMemory& saved, const Extents& x, const Totals& before) {
+  SavedMemory m = saved;
+  m.pairs += before.pair_floats * x.HV;
+  m.borders += before.borders * x.HV * x.state_floats();
+  m.transitions += before.transitions * x.HV * x.transition_floats();
+  if (m.tape != nullptr) m.tape += before.chunks * x.HV * tape_floats(x.Kp, x.Vp);
   return m;
 }
 
 Tables carve_tables(Arena& arena, const Extents& x) {
   Tables t;
-  t.documents = arena.take<Document>(x.totals.documents);
-  t.segments = arena.take<SegmentId>(x.totals.segments);
+  t.documents = arena.take<Document>(x.totals.largest.documents);
+  t.segments = arena.take<SegmentId>(x.totals.largest.segments);
   return t;
+}
+
+ForwardMemory carve_forward(Arena& arena, const Extents& x, bool saving) {
+  ForwardMemory m;
+  m.tables = carve_tables(arena, x);
+  if (!saving) {
+    m.kept.borders = arena.take<float>(x.totals.largest.borders * x.HV * x.state_floats());
+    m.kept.transitions = arena.take<float>(x.totals.largest.transitions * x.HV * x.transition_floats());
+  }
+  return m;
+}
+
+BackwardMemory carve_backward(Arena& arena, const Extents& x, bool recompute, bool params) {
+  BackwardMemory m;
+  m.tables = carve_tables(arena, x);
+  if (recompute) m.recomputed = carve_saved(arena, x, x.totals.largest, false);
+  m.grad_borders = arena.take<float>(x.totals.largest.borders * x.HV * x.state_floats());
+  if (x.HV != x.H) {
+    m.partial_q = arena.take<float>(x.totals.largest.rows * x.HV * x.Kp);
+    m.partial_k = arena.take<float>(x.totals.largest.rows * x.HV * x.Kp);
+  }
+  if (params) m.sums = arena.take<float>(x.HV * 2 * x.Kp);
+  return m;
 }
 
 namespace {
 
-Scratch carve_scratch(Arena& arena, const Extents& x, bool backward) {
+Scratch carve_scratch(Arena& arena, const Extents& x, const MemoryOptions& options, bool backward) {
   // A chunk's matrices: columns times the floats of a panel, 16 columns wide.
   constexpr std::int64_t kRows = kPanel / 16, kRows2 = kPanel2 / 16, kBlocks = kChunk / kSubChunk;
   const std::int64_t Kp = x.Kp, Vp = x.Vp;
   // A summary runs on V + K columns.
-  const std::int64_t wide = x.totals.transitions > 0 ? Vp + Kp : Vp;
+  const std::int64_t wide = x.totals.largest.transitions > 0 ? Vp + Kp : Vp;
   const auto take = [&](std::int64_t n) { return arena.take<float>(n); };
   Scratch s{};
   s.q = take(Kp * kRows);
@@ -50,12 +81,16 @@ Scratch carve_scratch(Arena& arena, const Extents& x, bool backward) {
   s.vn = take(wide * kRows);
   s.state = take(wide * Kp);
   if (!backward) return s;
-  const std::int64_t chunks = (x.totals.longest_segment + kChunk - 1) / kChunk;
+  const std::int64_t chunks = (x.totals.largest.longest_segment + kChunk - 1) / kChunk;
   s.e = take(Kp * kRows);
   s.d = take(Kp * kRows);
   s.before = take(kBlocks * Kp);
   s.after = take(kBlocks * Kp);
-  s.tape = take(chunks * (Kp * Vp + 2 * Vp * kRows));
+  if (!options.tape) {
+    s.tape_chunks = (chunks + options.tail_passes - 1) / options.tail_passes;
+    s.tape = take(s.tape_chunks * tape_floats(Kp, Vp));
+    if (s.tape_chunks < chunks) s.range_states = take((chunks + s.tape_chunks - 1) / s.tape_chunks * Kp * Vp);
+  }
   s.grad_state = take(Kp * Vp);
   s.state_t = take(Kp * Vp);
   s.grad_state_t = take(Kp * Vp);
@@ -77,33 +112,25 @@ Scratch carve_scratch(Arena& arena, const Extents& x, bool backward) {
 
 }  // namespace
 
-Scratch* carve_workers(Arena& arena, const Extents& extents, int workers, bool backward) {
+Scratch* carve_workers(Arena& arena, const Extents& extents, const MemoryOptions& options, int workers, bool backward) {
   auto* table = arena.take<Scratch>(workers);
   for (int w = 0; w < workers; ++w) {
-    const Scratch s = carve_scratch(arena, extents, backward);
+    const Scratch s = carve_scratch(arena, extents, options, backward);
     if (table != nullptr) table[w] = s;
   }
   return table;
 }
 
-std::size_t saved_bytes(const Extents& extents) {
+std::size_t saved_bytes(const Extents& extents, bool tape) {
   Arena count;
-  carve_saved(count, extents);
+  carve_saved(count, extents, extents.totals.sum, tape);
   return count.bytes_needed();
 }
 
 std::size_t forward_bytes(const Extents& extents, bool saving, int workers) {
   Arena count;
   carve_forward(count, extents, saving);
-  carve_workers(count, extents, workers, false);
-  return count.bytes_needed();
-}
-
-std::size_t backward_bytes(const Extents& extents, bool recompute, bool params, int workers) {
-  Arena count;
-  BackwardMemory memory;
-  memory.take(count, extents, recompute, params);
-  carve_workers(count, extents, workers, true);
+  carve_workers(count, extents, {}, workers, false);
   return count.bytes_needed();
 }
 

@@ -1,0 +1,9 @@
+// Counts every operator new of the program, those of the libraries too.
+#pragma once
+
+namespace cake::test {
+
+/// Calls of operator new so far. (oneTBB takes memory for its own threads from malloc when it starts.)
+long allocations();
+
+}  // namespace cake::test
