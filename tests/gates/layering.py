@@ -12,7 +12,7 @@ ALLOWED = {
     "include/cake/core": ("cake/core/",),
     "include/cake": ("cake/",),
     "src/core": ("cake/core/", "core/"),
-    "src/comm": ("cake/core/", "cake/comm.h", "core/", "comm/"),
+    "src/comm": ("cake/core/", "cake/comm.h", "cake/kcp.h", "core/", "comm/"),
     "src/packages": ("cake/", "core/", "ops/", "packages/"),
     "examples": ("cake/", "core/", "ops/", "examples/"),
     "benchmarks": ("cake/", "core/", "ops/", "benchmarks/"),
