@@ -6,8 +6,12 @@ endif()
 include(CMakePackageConfigHelpers)
 
 file(RELATIVE_PATH _cake_bin_to_lib "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
-set_target_properties(cake_core cake_det cake_nondet PROPERTIES INSTALL_RPATH "$ORIGIN")
-install(TARGETS cake_core cake_det cake_nondet EXPORT CakeTrainTargets
+set(_cake_libraries cake_core cake_det cake_nondet)
+if(TARGET cake_mpi)
+  list(APPEND _cake_libraries cake_mpi)
+endif()
+set_target_properties(${_cake_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN")
+install(TARGETS ${_cake_libraries} EXPORT CakeTrainTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT CakeTrain
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${CakeTrain_SOURCE_DIR}/include/cake DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}

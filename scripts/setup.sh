@@ -6,6 +6,8 @@ set -euo pipefail
 packages=(
   # building the library
   g++ binutils cmake ninja-build ccache git pkg-config libtbb-dev
+  # ranks as processes
+  libopenmpi-dev openmpi-bin
   # the cake command
   nlohmann-json3-dev libcli11-dev libfmt-dev libssl-dev
   # tests and benchmarks
