@@ -89,7 +89,7 @@ struct Piece {
 
 /// Rows of a chunk that lie on another rank than the one that computes it.
 struct HaloRows {
-  std::int64_t document = 0;
+  std::int64_t document = 0;    ///< number in the pack
   std::int64_t chunk = 0;       ///< of 64 rows, counted from the document's first row
   std::int64_t offset = 0;      ///< first row, counted from the document's first row
   std::int64_t length = 0;      ///< 1 to 63 rows
