@@ -323,8 +323,9 @@ static void backward_chunk(const BackwardRun& run, std::int64_t n, const Tape& t
   gradient_off_diagonal(c);
   combine(c);
   finish_qk(c, run.gradients);
-  finish_gate(c, run.gradients.dg,
-              run.gradients.params == nullptr ? nullptr : s.chunk_params + n * 2 * std::int64_t{r.head->Kp});
+  const GradientRows& g = run.gradients;
+  float* sums = g.chunk_params != nullptr ? g.chunk_params : g.params != nullptr ? s.chunk_params : nullptr;
+  finish_gate(c, g.dg, sums == nullptr ? nullptr : sums + n * 2 * std::int64_t{r.head->Kp});
 }
 
 static void backward_segment(const BackwardRun& run) {
@@ -353,9 +354,9 @@ static void backward_segment(const BackwardRun& run) {
   }
 }
 
-/// c of a segment: the dS recurrence alone, from dS' = 0.
+/// c of a segment: the dS recurrence alone.
 static void summarise_adjoint_segment(const BackwardRun& run) {
-  bool zero_grad = true;
+  bool zero_grad = run.zero_grad_state;
   for (std::int64_t at = last_chunk(run.run); at >= 0; at -= kRows) {
     const Chunk c = open_chunk<false>(run, at);
     gradient_rows(c, run.grad_state, zero_grad);

@@ -36,6 +36,7 @@ class BackwardGroup {
       const Head h = run_.head(d, hv);
       BackwardRun run = backward_run(d, j, hv, h, scratch, saved);
       if (!last) {
+        run.zero_grad_state = true;
         run.grad_state = run_.border(m_.grad_borders, d, j - 1, hv);
         run_.kernels().summarise_adjoint(run);
         return;

@@ -100,8 +100,13 @@ static void summarise_segment(const SegmentRun& run, float* transition) {
   const int kpanels = h.Kp / kLanes, vpanels = h.Vp / kLanes;
   const std::int64_t state_panel = std::int64_t{h.Kp} * kLanes;
   float* m = s.state + vpanels * state_panel;
-  for (std::int64_t i = 0; i < (vpanels + kpanels) * state_panel; i += kLanes) store(s.state + i, zero());
-  for (int d = 0; d < h.Kp; ++d) m[(d / kLanes) * state_panel + d * kLanes + d % kLanes] = 1.0f;
+  if (run.resume) {
+    for (std::int64_t i = 0; i < vpanels * state_panel; i += kLanes) store(s.state + i, load(run.state + i));
+    for (std::int64_t i = 0; i < kpanels * state_panel; i += kLanes) store(m + i, load(transition + i));
+  } else {
+    for (std::int64_t i = 0; i < (vpanels + kpanels) * state_panel; i += kLanes) store(s.state + i, zero());
+    for (int d = 0; d < h.Kp; ++d) m[(d / kLanes) * state_panel + d * kLanes + d % kLanes] = 1.0f;
+  }
   float* pair_memory = run.pair_memory;
   for (std::int64_t at = 0; at < run.rows; at += kRows) {
     const Chunk c = make_chunk(run, at);

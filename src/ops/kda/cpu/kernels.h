@@ -106,6 +106,7 @@ struct SegmentRun {
   float* state = nullptr;   ///< state at the start; on return at the end (if run_state)
   bool zero_state = false;  ///< the start state is exactly zero and `state` need not hold it
   bool run_state = true;    ///< false: only the products are wanted
+  bool resume = false;      ///< a summary goes on from `state` and the transition instead of zero and the identity
   Pairs pairs = Pairs::kCompute;
   float* pair_memory = nullptr;  ///< products of the segment's chunks, one after another
   float* tape = nullptr;  ///< of the segment's chunks: a forward fills it, a backward reads it (saved set `tape`)
@@ -118,7 +119,8 @@ struct GradientRows {
   MutableRows dq, dk, dv, dg, dbeta;
   float *partial_q = nullptr, *partial_k = nullptr;  ///< grouped heads: fp32 rows of Kp numbers instead of dq, dk
   std::int64_t partial_stride = 0;
-  float* params = nullptr;  ///< [2][Kp]: sums of dx and of the A_log terms over the segment
+  float* params = nullptr;        ///< [2][Kp]: sums of dx and of the A_log terms over the segment
+  float* chunk_params = nullptr;  ///< instead: those of each chunk, [chunks][2][Kp]
 };
 
 /// One backward run over a segment, from its last chunk to its first. Without run.tape the chunk states are rebuilt
@@ -146,9 +148,9 @@ struct GroupedRows {
 struct Kernels {
   /// Outputs and end state of a segment.
   void (*forward)(const SegmentRun& run);
-  /// From zero: b into run.state and M into `transition`.
+  /// From zero (or run.resume): b into run.state and M into `transition`.
   void (*summarise)(const SegmentRun& run, float* transition);
-  /// From dS' = 0: c into grad_state (only operands, pairs and dout are read).
+  /// The dS recurrence alone: c into grad_state (only operands, pairs and dout are read).
   void (*summarise_adjoint)(const BackwardRun& run);
   void (*backward)(const BackwardRun& run);
   /// next += M state (adjoint: M^T state).

@@ -73,15 +73,8 @@ void pass_state(const ConstTensorView& from, const TensorView& to, std::int64_t 
   }
 }
 
-Runner::Runner(const Call& call, const Group& group, const Tables& tables, Scratch* scratch)
-    : call_(call), group_(group), tables_(tables), kernels_(kda::kernels(current_cpu_isa())), scratch_(scratch) {
-  list_documents(call.lengths, group, tables.documents, tables.segments);
-}
-
-Head Runner::head(const Document& d, std::int64_t hv) const {
-  const Problem& p = problem();
-  const Operands& o = *call_.operands;
-  const Settings& s = *call_.settings;
+Head make_head(const Kernels& table, const Problem& p, const Operands& o, const Settings& s, std::int64_t batch,
+               std::int64_t start, std::int64_t hv) {
   Head h;
   h.K = static_cast<int>(p.K);
   h.V = static_cast<int>(p.V);
@@ -93,8 +86,9 @@ Head Runner::head(const Document& d, std::int64_t hv) const {
   if (s.use_gate_in_kernel) {
     h.gate_kind = s.lower_bound ? GateKind::kLowerBound : GateKind::kSoftplus;
     h.lower_bound = s.lower_bound.value_or(0.0f);
-    if (o.A_log.given)
-      h.gate_factor = kernels_.gate_factor(static_cast<const float*>(o.A_log.data)[hv * o.A_log.strides[0]]);
+    if (o.A_log.given) {
+      h.gate_factor = table.gate_factor(static_cast<const float*>(o.A_log.data)[hv * o.A_log.strides[0]]);
+    }
     if (o.dt_bias.given) {
       const bool flat = o.dt_bias.ndim == 1;
       h.dt_bias_stride = o.dt_bias.strides[flat ? 0 : 1];
@@ -103,12 +97,17 @@ Head Runner::head(const Document& d, std::int64_t hv) const {
     }
   }
   const std::int64_t qk_head = hv / p.group();
-  h.q = head_rows<Rows>(o.q, d.batch, d.start, qk_head);
-  h.k = head_rows<Rows>(o.k, d.batch, d.start, qk_head);
-  h.v = head_rows<Rows>(o.v, d.batch, d.start, hv);
-  h.g = head_rows<Rows>(o.g, d.batch, d.start, hv);
-  h.beta = head_rows<Rows>(o.beta, d.batch, d.start, hv);
+  h.q = head_rows<Rows>(o.q, batch, start, qk_head);
+  h.k = head_rows<Rows>(o.k, batch, start, qk_head);
+  h.v = head_rows<Rows>(o.v, batch, start, hv);
+  h.g = head_rows<Rows>(o.g, batch, start, hv);
+  h.beta = head_rows<Rows>(o.beta, batch, start, hv);
   return h;
+}
+
+Runner::Runner(const Call& call, const Group& group, const Tables& tables, Scratch* scratch)
+    : call_(call), group_(group), tables_(tables), kernels_(kda::kernels(current_cpu_isa())), scratch_(scratch) {
+  list_documents(call.lengths, group, tables.documents, tables.segments);
 }
 
 SegmentRun Runner::segment_run(const Document& d, std::int64_t j, std::int64_t hv, const Head& head, Scratch& scratch,

@@ -41,6 +41,9 @@ Out head_rows(const View& x, std::int64_t batch, std::int64_t start, std::int64_
   return rows;
 }
 
+/// Operands of value head hv from row `start` of batch row `batch` on.
+Head make_head(const Kernels& kernels, const Problem& problem, const Operands& operands, const Settings& settings,
+               std::int64_t batch, std::int64_t start, std::int64_t hv);
 /// State n, hv of a [N, HV, K, V] view into panels (padding becomes zero).
 void state_in(const ConstTensorView& x, std::int64_t n, std::int64_t hv, const Problem& p, float* panels);
 /// The inverse.
@@ -62,7 +65,9 @@ class Runner {
   const Group& group() const { return group_; }
 
   /// Operands of value head hv of a document.
-  Head head(const Document& d, std::int64_t hv) const;
+  Head head(const Document& d, std::int64_t hv) const {
+    return make_head(kernels_, problem(), *call_.operands, *call_.settings, d.batch, d.start, hv);
+  }
   /// Segment j of a document; `saved` starts at the group's first document, its parts may be missing.
   SegmentRun segment_run(const Document& d, std::int64_t j, std::int64_t hv, const Head& head, Scratch& scratch,
                          const SavedMemory& saved) const;
