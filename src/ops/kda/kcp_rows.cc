@@ -9,6 +9,7 @@ namespace {
 
 std::vector<std::size_t> row_sizes(const auto& tensors) {
   std::vector<std::size_t> sizes;
+  sizes.reserve(tensors.size());
   for (const auto& x : tensors) sizes.push_back(x.given ? row_bytes(x) : 0);
   return sizes;
 }
@@ -26,7 +27,7 @@ std::int64_t rows_of_numbered(const std::pair<std::int64_t, kcp::HaloRows>& entr
 
 }  // namespace
 
-Stage::Stage(const std::vector<Chain>& chains, const kcp::RowPlan& plan, int rank) : rank_(rank) {
+Stage::Stage(const std::vector<Chain>& chains, const kcp::RowPlan& plan, int rank) {
   std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> number_of;  // (document, chunk)
   for (const Chain& chain : chains) {
     for (const Part& part : chain.parts) {

@@ -76,7 +76,6 @@ class Stage {
   void deliver(Communicator& communicator, const Buffers& buffers, const std::vector<TensorView>& tensors) const;
 
  private:
-  int rank_;
   std::map<std::int64_t, Staged> parts_;
   std::map<int, std::vector<kcp::HaloRows>> outgoing_;                           // by computer
   std::map<int, std::vector<std::pair<std::int64_t, kcp::HaloRows>>> incoming_;  // by holder, with the part's number
