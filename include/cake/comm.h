@@ -66,6 +66,8 @@ class CAKE_API Communicator {
   Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
+  /// An all_gather made of one exchange, for transports without a better one.
+  void gather_by_exchange(const void* data, std::size_t bytes, void* all);
 
  private:
   friend CAKE_API void require_agreement(Communicator& communicator, const char* what,

@@ -29,6 +29,21 @@ void Communicator::all_gather(const void* data, std::size_t bytes, void* all) {
   counters_.bytes_received += others * bytes;
 }
 
+void Communicator::gather_by_exchange(const void* data, std::size_t bytes, void* all) {
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (int r = 0; r < size(); ++r) {
+    auto* place = static_cast<std::byte*>(all) + static_cast<std::size_t>(r) * bytes;
+    if (r == rank()) {
+      if (bytes > 0) std::memmove(place, data, bytes);
+      continue;
+    }
+    sends.push_back({r, data, bytes});
+    receives.push_back({r, place, bytes});
+  }
+  do_exchange(sends, receives);
+}
+
 void Communicator::exchange(std::span<const Send> sends, std::span<const Receive> receives) {
   for (const Send& s : sends) {
     check_peer("sends", s.to, size());

@@ -171,21 +171,7 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  void do_all_gather(const void* data, std::size_t bytes, void* all) override {
-    std::vector<Send> sends;
-    std::vector<Receive> receives;
-    for (int r = 0; r < size_; ++r) {
-      auto* place = static_cast<std::byte*>(all) + static_cast<std::size_t>(r) * bytes;
-      if (r == rank_) {
-        if (bytes > 0) std::memmove(place, data, bytes);
-        continue;
-      }
-      sends.push_back({r, data, bytes});
-      receives.push_back({r, place, bytes});
-    }
-    do_exchange(sends, receives);
-  }
-
+  void do_all_gather(const void* data, std::size_t bytes, void* all) override { gather_by_exchange(data, bytes, all); }
   void do_barrier() override {
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");

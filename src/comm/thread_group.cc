@@ -98,20 +98,7 @@ class ThreadGroup::Rank final : public Communicator {
     for (const Send& s : sends) post(s.to, s.data, s.bytes);
     for (const Receive& r : receives) take(r.from, r.data, r.bytes);
   }
-  void do_all_gather(const void* data, std::size_t bytes, void* all) override {
-    std::vector<Send> sends;
-    std::vector<Receive> receives;
-    for (int r = 0; r < size(); ++r) {
-      auto* place = static_cast<std::byte*>(all) + static_cast<std::size_t>(r) * bytes;
-      if (r == rank_) {
-        if (bytes > 0) std::memmove(place, data, bytes);
-        continue;
-      }
-      sends.push_back({r, data, bytes});
-      receives.push_back({r, place, bytes});
-    }
-    do_exchange(sends, receives);
-  }
+  void do_all_gather(const void* data, std::size_t bytes, void* all) override { gather_by_exchange(data, bytes, all); }
   void do_barrier() override { do_all_gather(nullptr, 0, nullptr); }
   void do_abort(const std::string& reason) noexcept override { shared_->abort(rank_, reason); }
 

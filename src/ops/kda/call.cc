@@ -189,6 +189,7 @@ void run_forward(const Operands& operands, const Settings& settings, const CallO
   SavedMemory kept;
   if (saved != nullptr) {
     const std::size_t bytes = saved_bytes(call.extents, options.tape);
+    if (saved->memory.fixed()) saved->memory.ensure(bytes, "saved");  // may refuse: then the set stays what it was
     saved->filled = false;
     saved->memory.ensure(bytes, "saved");
     Arena arena(saved->memory.data(), saved->memory.size(), "saved");

@@ -156,11 +156,7 @@ void KcpKda::Impl::finish_groups(const BackwardArguments& a) {
     }
   }
   const int workers = num_threads();
-  Arena count;
-  carve_workers(count, extents, {}, workers, true);
-  scratch_memory.resize(std::max(scratch_memory.size(), count.bytes_needed()));
-  Arena arena(scratch_memory.data(), scratch_memory.size(), "scratch");
-  Scratch* scratch = carve_workers(arena, extents, {}, workers, true);
+  Scratch* scratch = scratch_for(workers, true);
   parallel_for(static_cast<std::int64_t>(list.size()) * problem.H, workers, [&](std::int64_t task, int worker) {
     const Part& part = *list[to_size(task / problem.H)];
     const std::int64_t qk_head = task % problem.H, hv = qk_head * problem.group();

@@ -99,16 +99,21 @@ struct KcpKda::Impl {
     }
   }
 
+  /// Scratch of `workers` workers, valid until the next call.
+  Scratch* scratch_for(int workers, bool backward) {
+    Arena count;
+    carve_workers(count, extents, {}, workers, backward);
+    scratch_memory.resize(std::max(scratch_memory.size(), count.bytes_needed()));
+    Arena arena(scratch_memory.data(), scratch_memory.size(), "scratch");
+    return carve_workers(arena, extents, {}, workers, backward);
+  }
+
   template <class Compute>
   void run_level(const std::vector<std::size_t>& here, std::size_t level, bool reverse, bool backward,
                  Compute& compute) {
     if (here.empty()) return;
     const int workers = num_threads();
-    Arena count;
-    carve_workers(count, extents, {}, workers, backward);
-    scratch_memory.resize(std::max(scratch_memory.size(), count.bytes_needed()));
-    Arena arena(scratch_memory.data(), scratch_memory.size(), "scratch");
-    Scratch* scratch = carve_workers(arena, extents, {}, workers, backward);
+    Scratch* scratch = scratch_for(workers, backward);
     parallel_for(static_cast<std::int64_t>(here.size()) * HV(), workers, [&](std::int64_t task, int worker) {
       const std::size_t c = here[to_size(task / HV())];
       const std::vector<Part>& row = chains[c].parts;
