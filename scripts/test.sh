@@ -108,7 +108,9 @@ step_audit() {
   build cpu-release cake
   "$cake" audit cake_kda_det_train
   "$cake" audit cake_kda_nondet_train  # reports what differs and fails nothing for it
-  count 2 0
+  "$cake" audit cake_kda_det_train_kcp
+  "$cake" audit cake_kda_nondet_train_kcp
+  count 4 0
 }
 
 step_segment128() {
@@ -119,11 +121,14 @@ step_segment128() {
 # A build whose order depends on the schedule: the audit must say so with exit code 1, not merely fail.
 step_planted_fault() {
   build cpu-planted-fault cake
-  local status=0
-  build/cpu-planted-fault/tools/cake/cake audit cake_kda_det_train || status=$?
-  [ "$status" -eq 1 ] || { echo "the audit of the planted fault ended with $status, expected 1"; return 1; }
-  echo "the audit found the planted fault"
-  count 1 0
+  local status module
+  for module in cake_kda_det_train cake_kda_det_train_kcp; do
+    status=0
+    build/cpu-planted-fault/tools/cake/cake audit "$module" || status=$?
+    [ "$status" -eq 1 ] || { echo "the audit of the planted fault in $module ended with $status, expected 1"; return 1; }
+    echo "the audit found the planted fault in $module"
+  done
+  count 2 0
 }
 
 step_asan() {
@@ -134,8 +139,8 @@ step_asan() {
 
 # Threads, ranks, and one program of each kind that runs them; the kernels themselves are covered above.
 step_tsan() {
-  build tsan parallel_test communicator_test kda_plan_test kda_rig_test
-  run_ctest tsan -R "ParallelFor|CommThreads|CommAgreement|CommCallbacks|KdaPlan|KdaRig|KdaOffsetsFuzz"
+  build tsan parallel_test communicator_test kda_plan_test kda_rig_test kda_kcp_test kda_kcp_arguments_test
+  run_ctest tsan -R "ParallelFor|Comm|KdaPlan|KdaRig|KdaOffsetsFuzz|KdaKcp"
 }
 
 step_packaging() {

@@ -6,7 +6,7 @@ namespace cake::train_lm {
 
 nlohmann::ordered_json config_to_json(const TrainConfig& c) {
   nlohmann::ordered_json j;
-  j["package"] = c.package;
+  j["package"] = package_on_one_rank(c.package);  // ranks are no part of a run's configuration
   j["layers"] = c.model.layers;
   j["width"] = c.model.width;
   j["heads"] = c.model.heads;

@@ -149,7 +149,6 @@ void conv_input(i64 rows, i64 n, const float* dc, const std::int32_t* after, con
 
 void conv_weight(i64 rows, i64 n, const float* dc, const float* x, i64 x_stride, const std::int32_t* before,
                  float* dw) {
-  clear(dw, kConvTaps * n);
   for (i64 t = 0; t < rows; ++t, dc += n, x += x_stride) {
     for (int j = 0; j <= before[t]; ++j) {
       float* row = dw + (kConvTaps - 1 - j) * n;

@@ -56,7 +56,7 @@ struct TrainKernels {
   /// dx[t] = sum over j of w[3 - j] dc[t + j] inside the document; after[t] = later rows of the document, at most 3.
   void (*conv_input)(std::int64_t rows, std::int64_t n, const float* dc, const std::int32_t* after, const float* w,
                      float* dx, std::int64_t dx_stride);
-  /// dw [4, n] = sum over rows, ascending, of dc[t] x[t - 3 + j].
+  /// dw [4, n] += dc[t] x[t - 3 + j], row after row: a sum may go on with rows that lie elsewhere.
   void (*conv_weight)(std::int64_t rows, std::int64_t n, const float* dc, const float* x, std::int64_t x_stride,
                       const std::int32_t* before, float* dw);
 

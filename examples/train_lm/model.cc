@@ -1,7 +1,7 @@
 #include "model.h"
 
 #include <algorithm>
-#include <cstring>
+#include <string>
 
 #include "cake/core/error.h"
 #include "core/fpenv.h"
@@ -13,9 +13,15 @@ void size_to(std::vector<float>& v, std::int64_t n) { v.resize(static_cast<std::
 
 }  // namespace
 
-Model::Model(const ModelConfig& config, KdaPackage& package, std::int64_t batch_tokens, int shards)
-    : config_(config), table_(config), rows_(batch_tokens), reducer_(ShardPlan(batch_tokens, shards)) {
-  const std::int64_t t = rows_, d = config.width, m = config.mlp_width(), p = config.projection_width();
+Model::Model(const ModelConfig& config, KdaPackage& package, std::int64_t batch_tokens, int shards, const Ranks& ranks)
+    : config_(config),
+      table_(config),
+      reducer_(ShardPlan(batch_tokens, shards), ranks),
+      batch_(reducer_.ranks(), reducer_.rank(), ranks.communicator),
+      rows_(batch_.rows()) {
+  // A rank without rows has room for one, because the columns of a null pointer have no address.
+  const std::int64_t t = std::max<std::int64_t>(rows_, 1);
+  const std::int64_t d = config.width, m = config.mlp_width(), p = config.projection_width();
   blocks_.resize(static_cast<std::size_t>(config.layers));
   for (BlockState& s : blocks_) {
     for (std::vector<float>* v : {&s.x, &s.n1, &s.o, &s.gated, &s.mid, &s.n2}) size_to(*v, t * d);
@@ -33,18 +39,6 @@ Model::Model(const ModelConfig& config, KdaPackage& package, std::int64_t batch_
   size_to(dproj_, t * p);
   size_to(dqkv_, t * 3 * d);
   size_to(dh_, t * m);
-  before_.resize(static_cast<std::size_t>(t));
-  after_.resize(static_cast<std::size_t>(t));
-}
-
-void Model::mark_documents(const std::vector<std::int32_t>& cu_seqlens) {
-  cu_seqlens_ = cu_seqlens;
-  for (std::size_t n = 0; n + 1 < cu_seqlens.size(); ++n) {
-    for (std::int32_t t = cu_seqlens[n]; t < cu_seqlens[n + 1]; ++t) {
-      before_[static_cast<std::size_t>(t)] = std::min(t - cu_seqlens[n], kConvTaps - 1);
-      after_[static_cast<std::size_t>(t)] = std::min(cu_seqlens[n + 1] - 1 - t, kConvTaps - 1);
-    }
-  }
 }
 
 template <class View, class Float>
@@ -65,35 +59,36 @@ KdaTensors<View> Model::kda_tensors(Float* qkv, Float* proj, Float* a_log, Float
 }
 
 KdaInputs Model::kda_inputs(const BlockState& s, const BlockOffsets& at, const float* p) const {
-  return {
-      kda_tensors<ConstTensorView>(s.qkv.data(), s.proj.data(), p + at.A_log, p + at.dt_bias),
-      ConstTensorView::contiguous(cu_seqlens_.data(), DType::kInt32, {static_cast<std::int64_t>(cu_seqlens_.size())})};
+  const std::vector<std::int32_t>& cu = batch_.cu_seqlens();
+  return {kda_tensors<ConstTensorView>(s.qkv.data(), s.proj.data(), p + at.A_log, p + at.dt_bias),
+          ConstTensorView::contiguous(cu.data(), DType::kInt32, {static_cast<std::int64_t>(cu.size())}),
+          batch_.context()};
 }
 
 void Model::block_forward(int layer, const float* p, float* out) {
   BlockState& s = blocks_[static_cast<std::size_t>(layer)];
   const BlockOffsets& at = table_.blocks[static_cast<std::size_t>(layer)];
   const std::int64_t d = config_.width, m = config_.mlp_width(), pw = config_.projection_width();
-  const std::size_t stream_bytes = s.x.size() * sizeof(float);
 
   rmsnorm_forward(rows_, d, s.x.data(), p + at.norm1, s.n1.data(), s.rstd1.data());
   linear_forward(rows_, d, pw, {s.n1.data(), d}, p + at.in_proj, {s.proj.data(), pw});
   if (config_.ablate_kda) {
     std::fill(s.o.begin(), s.o.end(), 0.0f);
   } else {
-    conv_silu_forward(rows_, 3 * d, {s.proj.data(), pw}, documents(), p + at.conv, s.conv.data(), s.qkv.data());
+    conv_silu_forward(3 * d, {s.proj.data(), pw}, batch_.documents(), p + at.conv, s.conv.data(), s.qkv.data(),
+                      s.conv_border);
     s.kda->forward(kda_inputs(s, at, p),
                    TensorView::contiguous(s.o.data(), DType::kFloat32, {1, rows_, config_.heads, config_.head_dim()}));
   }
   gated_norm_forward(rows_, config_.heads, config_.head_dim(), s.o.data(), Rows{s.proj.data(), pw}.columns(4 * d),
                      p + at.gated_norm, s.gated.data(), s.rstd_o.data());
-  std::memcpy(s.mid.data(), s.x.data(), stream_bytes);
+  std::copy(s.x.begin(), s.x.end(), s.mid.begin());
   linear_forward(rows_, d, d, {s.gated.data(), d}, p + at.out_proj, {s.mid.data(), d}, true);
 
   rmsnorm_forward(rows_, d, s.mid.data(), p + at.norm2, s.n2.data(), s.rstd2.data());
   linear_forward(rows_, d, 2 * m, {s.n2.data(), d}, p + at.mlp_in, {s.u.data(), 2 * m});
   swiglu_forward(rows_, m, s.u.data(), s.h.data());
-  std::memcpy(out, s.mid.data(), stream_bytes);
+  std::copy(s.mid.begin(), s.mid.end(), out);
   linear_forward(rows_, m, d, {s.h.data(), m}, p + at.mlp_out, {out, d}, true);
 }
 
@@ -121,8 +116,8 @@ void Model::kda_backward(BlockState& s, const BlockOffsets& at, const float* p, 
     s.kda->backward(kda_inputs(s, at, p),
                     TensorView::contiguous(d_o_.data(), DType::kFloat32, {1, rows_, config_.heads, config_.head_dim()}),
                     kda_tensors<TensorView>(dqkv_.data(), dproj_.data(), g + at.A_log, g + at.dt_bias));
-    conv_silu_backward(reducer_, 3 * d, dqkv_.data(), proj, documents(), p + at.conv, s.conv.data(), dproj,
-                       g + at.conv);
+    conv_silu_backward(reducer_, 3 * d, dqkv_.data(), proj, batch_.documents(), p + at.conv, s.conv.data(),
+                       s.conv_border, dproj, g + at.conv);
   }
   linear_weight(reducer_, d, pw, {s.n1.data(), d}, dproj, g + at.in_proj);
   linear_input(rows_, d, pw, dproj, p + at.in_proj, {dn_.data(), d});
@@ -132,21 +127,22 @@ void Model::kda_backward(BlockState& s, const BlockOffsets& at, const float* p, 
 double Model::loss_and_gradient(const Batch& batch, const float* p, float* g) {
   const ScopedFpEnv env;
   const std::int64_t d = config_.width;
-  if (static_cast<std::int64_t>(batch.inputs.size()) != rows_ || batch.targets.size() != batch.inputs.size()) {
+  const auto tokens = static_cast<std::size_t>(reducer_.plan().rows());
+  if (batch.inputs.size() != tokens || batch.targets.size() != tokens) {
     throw InvalidArgument("batch: got " + std::to_string(batch.inputs.size()) + " inputs and " +
-                          std::to_string(batch.targets.size()) + " targets, expected " + std::to_string(rows_));
+                          std::to_string(batch.targets.size()) + " targets, expected " + std::to_string(tokens));
   }
-  mark_documents(batch.cu_seqlens);
+  batch_.load(batch);
   std::fill(g, g + table_.size(), 0.0f);
 
-  embedding_forward(rows_, d, batch.inputs.data(), p + table_.embedding, blocks_[0].x.data());
+  embedding_forward(rows_, d, batch_.inputs().data(), p + table_.embedding, blocks_[0].x.data());
   for (int layer = 0; layer < config_.layers; ++layer) {
     const bool final_block = layer + 1 == config_.layers;
     block_forward(layer, p, final_block ? last_.data() : blocks_[static_cast<std::size_t>(layer) + 1].x.data());
   }
   rmsnorm_forward(rows_, d, last_.data(), p + table_.final_norm, normed_.data(), rstd_.data());
   linear_forward(rows_, d, kVocabulary, {normed_.data(), d}, p + table_.head, {logits_.data(), kVocabulary});
-  const double loss = cross_entropy(reducer_, logits_.data(), batch.targets.data(), loss_.data());
+  const double loss = cross_entropy(reducer_, logits_.data(), batch_.targets().data(), loss_.data());
 
   linear_weight(reducer_, d, kVocabulary, {normed_.data(), d}, {logits_.data(), kVocabulary}, g + table_.head);
   linear_input(rows_, d, kVocabulary, {logits_.data(), kVocabulary}, p + table_.head, {dn_.data(), d});
@@ -159,7 +155,7 @@ double Model::loss_and_gradient(const Batch& batch, const float* p, float* g) {
     mlp_backward(s, at, p, g);
     kda_backward(s, at, p, g);
   }
-  embedding_backward(reducer_, d, batch.inputs.data(), dx_.data(), g + table_.embedding);
+  embedding_backward(reducer_, d, batch_.inputs().data(), dx_.data(), g + table_.embedding);
   return loss;
 }
 

@@ -1,4 +1,4 @@
-// The byte-level language model: loss and gradients of one packed batch.
+// The byte-level language model: loss and gradients of one packed batch, on one rank or over the ranks of a group.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,25 @@
 #include "kda_op.h"
 #include "layers.h"
 #include "parameters.h"
+#include "rank_batch.h"
 #include "shards.h"
 
 namespace cake::train_lm {
 
-/// Holds the activations of one batch size and one KDA operator per block; the parameters belong to the caller.
+/// Holds the activations of this rank's rows for one batch size and one KDA operator per block; the parameters belong
+/// to the caller.
 class Model {
  public:
-  /// Throws InvalidArgument for a configuration that is not accepted. `package` makes the KDA operators.
-  Model(const ModelConfig& config, KdaPackage& package, std::int64_t batch_tokens, int shards);
+  /// Throws InvalidArgument for a configuration that is not accepted, and as RankShards. `package` makes the KDA
+  /// operators: with a communicator it is one over ranks.
+  Model(const ModelConfig& config, KdaPackage& package, std::int64_t batch_tokens, int shards, const Ranks& ranks = {});
 
   const ModelConfig& config() const { return config_; }
   const ParameterTable& table() const { return table_; }
 
   /// Mean cross-entropy of the batch in nats; `gradient` [table().size()] receives its gradient at `parameters`
-  /// (zeros in the gaps). The batch holds exactly batch_tokens tokens.
+  /// (zeros in the gaps). The batch holds exactly batch_tokens tokens. Collective: every rank gives the same batch and
+  /// parameters and gets the same loss and gradient.
   double loss_and_gradient(const Batch& batch, const float* parameters, float* gradient);
 
  private:
@@ -33,6 +37,7 @@ class Model {
     std::vector<float> rstd1, n1;  ///< first norm [T], [T, d]
     std::vector<float> proj;       ///< fused projection [T, 5 d + heads]
     std::vector<float> conv, qkv;  ///< convolution before and after SiLU [T, 3 d]
+    BorderRows conv_border;        ///< rows that the convolution reads at the borders between ranks
     std::vector<float> o, rstd_o;  ///< output of KDA [T, d], its norm [T, heads]
     std::vector<float> gated;      ///< after the gated norm [T, d]
     std::vector<float> mid;        ///< after the first branch [T, d]
@@ -47,15 +52,13 @@ class Model {
   KdaInputs kda_inputs(const BlockState& s, const BlockOffsets& at, const float* p) const;
   template <class View, class Float>
   KdaTensors<View> kda_tensors(Float* qkv, Float* proj, Float* a_log, Float* dt_bias) const;
-  void mark_documents(const std::vector<std::int32_t>& cu_seqlens);
-  DocumentRows documents() const { return {before_.data(), after_.data()}; }
 
   ModelConfig config_;
   ParameterTable table_;
-  std::int64_t rows_;
   ShardReducer reducer_;
+  RankBatch batch_;
+  std::int64_t rows_;  ///< of this rank: T above
   std::vector<BlockState> blocks_;
-  std::vector<std::int32_t> before_, after_, cu_seqlens_;
   std::vector<float> last_, rstd_, normed_, logits_, loss_;   ///< input of the final norm and what follows it
   std::vector<float> dx_;                                     ///< gradient of the residual stream [T, d]
   std::vector<float> dn_, dproj_, dqkv_, d_o_, dgated_, dh_;  ///< shared by the blocks

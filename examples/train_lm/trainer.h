@@ -1,5 +1,5 @@
 // A training run: text, model, optimizer and position. One step is a function of this state alone, never of threads,
-// instruction set or interruptions.
+// ranks, instruction set or interruptions.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,10 @@
 
 namespace cake::train_lm {
 
-/// Everything that fixes the bits of a run beside the text. A checkpoint carries it.
+/// Everything that fixes the bits of a run beside the text. A checkpoint carries it, and so it goes on with any number
+/// of ranks.
 struct TrainConfig {
-  std::string package = kDefaultPackage;
+  std::string package = kDefaultPackage;  ///< one over ranks is recorded as the one on one rank: they give equal bits
   ModelConfig model;
   OptimizerConfig optimizer;
   std::int64_t batch_tokens = 4096;
@@ -46,12 +47,18 @@ struct TrainState {
   std::vector<StepRecord> history;               ///< one record per step done
 };
 
+/// One rank's trainer. Over ranks every rank has one, made from the same configuration, state and text; all hold the
+/// same parameters and optimizer state, and constructors and step() are collective.
 class Trainer {
  public:
-  /// A fresh run. Throws InvalidArgument for a bad configuration, NotSupported for a package this build lacks.
-  Trainer(const TrainConfig& config, Corpus corpus);
+  /// A fresh run. Throws InvalidArgument for a bad configuration, for ranks as RankShards, and on every rank when ranks
+  /// disagree; NotSupported for a package this build lacks.
+  Trainer(const TrainConfig& config, std::shared_ptr<const Corpus> corpus, const Ranks& ranks = {});
   /// Goes on from a saved state. Also throws InvalidArgument when `corpus` is not the text the state was made from.
-  Trainer(const TrainState& state, Corpus corpus);
+  Trainer(const TrainState& state, std::shared_ptr<const Corpus> corpus, const Ranks& ranks = {});
+  /// The same with a corpus of its own.
+  Trainer(const TrainConfig& config, Corpus corpus, const Ranks& ranks = {});
+  Trainer(const TrainState& state, Corpus corpus, const Ranks& ranks = {});
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
@@ -60,7 +67,7 @@ class Trainer {
   std::int64_t steps_done() const { return static_cast<std::int64_t>(history_.size()); }
   const std::vector<StepRecord>& history() const { return history_; }
   const TrainConfig& config() const { return config_; }
-  const Corpus& corpus() const { return corpus_; }
+  const Corpus& corpus() const { return *corpus_; }
   const ParameterTable& table() const { return model_.table(); }
   const std::vector<float>& parameters() const { return parameters_; }
 
@@ -70,8 +77,13 @@ class Trainer {
   TrainState state() const;
 
  private:
+  /// A fresh run or, with `state`, one that goes on.
+  Trainer(const TrainConfig& config, std::shared_ptr<const Corpus> corpus, const Ranks& ranks, const TrainState* state);
+  void restore(const TrainState& state);
+  void require_equal_ranks(Communicator& communicator) const;
+
   TrainConfig config_;
-  Corpus corpus_;
+  std::shared_ptr<const Corpus> corpus_;
   std::string text_digest_;
   std::unique_ptr<KdaPackage> package_;
   Model model_;

@@ -31,6 +31,9 @@ struct Receive {
   std::size_t bytes = 0;  ///< may be 0
 };
 
+/// (name, value) pairs on which ranks must agree.
+using AgreementFields = std::vector<std::pair<std::string, std::string>>;
+
 /// What one rank has moved since its communicator was made. Barriers, agreements and what a transport adds do not
 /// count.
 struct CommCounters {
@@ -71,7 +74,7 @@ class CAKE_API Communicator {
 
  private:
   friend CAKE_API void require_agreement(Communicator& communicator, const char* what,
-                                         const std::vector<std::pair<std::string, std::string>>& fields);
+                                         const std::function<AgreementFields()>& check);
   virtual void do_all_gather(const void* data, std::size_t bytes, void* all) = 0;
   virtual void do_exchange(std::span<const Send> sends, std::span<const Receive> receives) = 0;
   virtual void do_barrier() = 0;
@@ -80,10 +83,14 @@ class CAKE_API Communicator {
   CommCounters counters_;
 };
 
-/// Collective: throws nothing when all ranks give the same (name, value) fields. Else every rank throws InvalidArgument
-/// naming `what`, the first field that differs, and every rank's value.
+/// Collective: throws nothing when all ranks give the same fields. Else every rank throws InvalidArgument naming
+/// `what`, the first field that differs, and every rank's value.
+CAKE_API void require_agreement(Communicator& communicator, const char* what, const AgreementFields& fields);
+/// The same with fields that `check` returns after it has checked this rank's arguments. Where it throws an Error, that
+/// rank rethrows it and the others throw CommError with the rank's number and message, so that none goes on alone. The
+/// group stays usable.
 CAKE_API void require_agreement(Communicator& communicator, const char* what,
-                                const std::vector<std::pair<std::string, std::string>>& fields);
+                                const std::function<AgreementFields()>& check);
 
 /// How long a rank waits for another before it gives up.
 inline constexpr std::chrono::milliseconds kDefaultCommTimeout{60'000};

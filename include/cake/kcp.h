@@ -1,13 +1,16 @@
-// Sharding a pack of documents over ranks (context parallel): which rank holds which rows. Neutral objects: they hold
-// no mode and serve every family and both modes.
+// Sharding a pack of documents over ranks (context parallel): which rank holds which rows, and what follows from it for
+// the packages over ranks. Neutral objects: they hold no mode and serve every family and both modes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cake/comm.h"
 #include "cake/core/error.h"
 #include "cake/core/export.h"
 #include "cake/core/handle.h"
@@ -120,5 +123,131 @@ class CAKE_API RowPlan {
   std::vector<std::vector<Piece>> pieces_;
   std::vector<HaloRows> halo_;
 };
+
+/// Rows of a document next to a fragment that a causal convolution reads.
+enum class Halo {
+  kBefore,  ///< up to conv_kernel_size - 1 earlier rows: its forward
+  kAfter,   ///< up to conv_kernel_size - 1 later rows: its backward
+};
+
+namespace detail {
+struct ContextState;
+struct RecomputeState;
+}  // namespace detail
+
+/// A partition as one rank of a group sees it: tables, orders of folds, halos. Made once and used by every layer,
+/// family and mode; copies share it. The communicator must outlive it and is used by one call at a time.
+class CAKE_API Context {
+ public:
+  /// Collective: every rank gives the same partition and conv_kernel_size (taps of a causal convolution, 1 or more).
+  /// Throws InvalidArgument, on every rank naming the field that differs, or when the partition is not for as many
+  /// ranks as the communicator has; CommError.
+  Context(const Partition& partition, Communicator& communicator, int conv_kernel_size = 4);
+  /// The partition.
+  const Partition& partition() const;
+  /// The communicator.
+  Communicator& communicator() const;
+  /// This rank.
+  int rank() const;
+  /// Taps of the convolution whose halo the context plans.
+  int conv_kernel_size() const;
+  /// Rows of this rank.
+  std::int64_t rows() const;
+  /// Halo rows of all fragments of this rank.
+  std::int64_t halo_rows(Halo halo) const;
+  /// Halo rows of a fragment of this rank (its number in the partition): fewer than conv_kernel_size - 1 at the border
+  /// of its document, 0 for an empty fragment.
+  std::int64_t halo_rows(Halo halo, std::int64_t fragment) const;
+  /// Collective: fills `rows_out` [halo_rows(halo)][row_bytes], fragment after fragment and rows ascending, with the
+  /// rows that lie next to this rank's fragments, wherever they are. `local` is this rank's first row, `stride_bytes`
+  /// the distance between rows.
+  void exchange_halo(Halo halo, const void* local, std::size_t stride_bytes, std::size_t row_bytes,
+                     void* rows_out) const;
+  /// Bytes that exchange_halo sends and receives.
+  std::pair<std::uint64_t, std::uint64_t> halo_bytes(Halo halo, std::size_t row_bytes) const;
+  /// "cake/kcp/context/v1" holds no mode.
+  static Tag tag();
+  /// The object behind the class, for the packages' own functions.
+  const detail::ContextState& state() const { return *state_; }
+
+ private:
+  std::shared_ptr<const detail::ContextState> state_;
+};
+
+/// How boundary states reach the ranks that need them; all give equal bits.
+enum class Exchange {
+  kAuto,    ///< kGather while a rank receives at most 1 MiB by it, else kRelay
+  kRelay,   ///< every rank receives, folds its own segments and passes on: bytes per border are constant
+  kGather,  ///< all ranks get all segments' summaries at once and fold alike: fewer steps, more bytes
+};
+/// "auto", "relay" or "gather".
+CAKE_API const char* exchange_name(Exchange exchange);
+/// Inverse of exchange_name. Throws InvalidArgument naming the known ones.
+CAKE_API Exchange parse_exchange(const std::string& name);
+
+/// What a recompute handle keeps of a forward.
+enum class CheckpointKeep {
+  kStates,    ///< the boundary tensors alone: the backward makes transitions again
+  kTransfer,  ///< transitions too
+};
+
+/// Bytes one rank moves in a phase.
+struct CommPhase {
+  std::uint64_t sent = 0;      ///< to other ranks
+  std::uint64_t received = 0;  ///< from other ranks
+  /// Field by field.
+  CommPhase& operator+=(const CommPhase& x) {
+    sent += x.sent;
+    received += x.received;
+    return *this;
+  }
+  /// Equal in every field.
+  friend bool operator==(const CommPhase&, const CommPhase&) = default;
+};
+
+/// Bytes one rank moves in a forward and its backward, by phase. Agreements (a few bytes a call) do not count, as in
+/// CommCounters.
+struct CAKE_API CommBytes {
+  CommPhase halo_fwd;     ///< rows of cut chunks to the rank that computes them, and outputs back
+  CommPhase c1;           ///< forward, inside cut segments: states and summaries
+  CommPhase c2;           ///< forward, between segments: states (relay) or summaries (gather)
+  CommPhase halo_bwd;     ///< rows and gradients of cut chunks
+  CommPhase b1;           ///< backward, inside cut segments: adjoint states, summaries, parameter sums
+  CommPhase b2;           ///< backward, between segments
+  CommPhase gate_params;  ///< reduction of the gate parameters' gradients
+  /// The forward's.
+  CommPhase forward() const;
+  /// The backward's, without gate_params.
+  CommPhase backward() const;
+};
+
+/// What lets a checkpointed region run its forward again without communication: under a name per op it keeps everything
+/// that the first forward received. Made outside the region and passed to its forwards: the first stores, the next ones
+/// replay. All ranks pass one, or none. Copies share the entries.
+class CAKE_API RecomputeHandle {
+ public:
+  /// Empty.
+  RecomputeHandle();
+  /// Names of the entries, in alphabetical order.
+  std::vector<std::string> entries() const;
+  /// Drops all entries: the next forward stores again.
+  void clear();
+  /// Bytes that the entries hold.
+  std::size_t nbytes() const;
+  /// "cake/kcp/recompute/v1" holds no mode.
+  static Tag tag();
+  /// The object behind the class, for the packages' own functions.
+  detail::RecomputeState& state() const { return *state_; }
+
+ private:
+  std::shared_ptr<detail::RecomputeState> state_;
+};
+
+/// Handles share their object and carry its tag, for borders where C++ types are lost.
+CAKE_API Handle make_handle(std::shared_ptr<Context> context);
+/// The same for a recompute handle.
+CAKE_API Handle make_handle(std::shared_ptr<RecomputeHandle> recompute);
+/// The same for a partition.
+CAKE_API Handle make_handle(std::shared_ptr<Partition> partition);
 
 }  // namespace cake::kcp

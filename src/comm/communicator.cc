@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "cake/comm.h"
 
@@ -67,7 +69,7 @@ void Communicator::abort(const std::string& reason) noexcept { do_abort(reason);
 
 namespace {
 
-using Fields = std::vector<std::pair<std::string, std::string>>;
+using Fields = AgreementFields;
 
 void append(std::string& text, const std::string& part) {
   const std::uint64_t size = part.size();
@@ -102,11 +104,12 @@ Fields decode(const char* text, std::size_t bytes) {
 }
 
 struct Summary {
+  std::uint64_t failed;                ///< the check threw: the text is its message
   std::uint64_t bytes, first, second;  ///< length, and two hashes with different starts
 };
 
-Summary summarise(const std::string& text) {
-  Summary s{text.size(), 14695981039346656037ull, 0x9e3779b97f4a7c15ull};
+Summary summarise(const std::string& text, bool failed) {
+  Summary s{failed ? 1u : 0u, text.size(), 14695981039346656037ull, 0x9e3779b97f4a7c15ull};
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
     s.first = (s.first ^ byte) * 1099511628211ull;
@@ -123,31 +126,13 @@ std::string value_of(const Fields& fields, const std::string& name) {
   return "not given";
 }
 
-}  // namespace
-
-void require_agreement(Communicator& c, const char* what, const Fields& fields) {
-  const auto ranks = static_cast<std::size_t>(c.size());
-  const std::string mine = encode(fields);
-  const Summary summary = summarise(mine);
-  std::vector<Summary> all(ranks);
-  c.do_all_gather(&summary, sizeof summary, all.data());
-  std::size_t longest = 0;
-  bool equal = true;
-  for (const Summary& other : all) {
-    equal = equal && std::memcmp(&other, &all[0], sizeof other) == 0;
-    longest = std::max<std::size_t>(longest, other.bytes);
-  }
-  if (equal) return;
-  std::string padded = mine, texts(longest * ranks, '\0');
-  padded.resize(longest);
-  c.do_all_gather(padded.data(), longest, texts.data());
-  std::vector<Fields> given(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) given[r] = decode(texts.data() + r * longest, all[r].bytes);
+/// Throws for the first field that differs between ranks.
+[[noreturn]] void fail_at_difference(const char* what, const std::vector<Fields>& given) {
   for (const Fields& names : given) {
     for (const auto& [name, first] : names) {
       std::string values;
       bool differs = false;
-      for (std::size_t r = 0; r < ranks; ++r) {
+      for (std::size_t r = 0; r < given.size(); ++r) {
         const std::string value = value_of(given[r], name);
         differs = differs || value != first;
         values += (r == 0 ? "" : ", ") + std::string("rank ") + std::to_string(r) + " " + value;
@@ -156,6 +141,46 @@ void require_agreement(Communicator& c, const char* what, const Fields& fields) 
     }
   }
   throw InvalidArgument(std::string(what) + ": the order of fields differs between ranks");
+}
+
+}  // namespace
+
+void require_agreement(Communicator& c, const char* what, const Fields& fields) {
+  require_agreement(c, what, [&] { return fields; });
+}
+
+void require_agreement(Communicator& c, const char* what, const std::function<Fields()>& check) {
+  const auto ranks = static_cast<std::size_t>(c.size());
+  std::string mine;
+  std::exception_ptr failure;
+  try {
+    mine = encode(check());
+  } catch (const std::exception& e) {
+    failure = std::current_exception();
+    mine = e.what();
+  }
+  const Summary summary = summarise(mine, failure != nullptr);
+  std::vector<Summary> all(ranks);
+  c.do_all_gather(&summary, sizeof summary, all.data());
+  std::size_t longest = 0, failed = ranks;
+  bool equal = true;
+  for (std::size_t r = ranks; r-- > 0;) {
+    equal = equal && std::memcmp(&all[r], &all[0], sizeof summary) == 0;
+    longest = std::max<std::size_t>(longest, all[r].bytes);
+    if (all[r].failed != 0) failed = r;
+  }
+  if (equal && failed == ranks) return;
+  std::string padded = mine, texts(longest * ranks, '\0');
+  padded.resize(longest);
+  c.do_all_gather(padded.data(), longest, texts.data());
+  if (failure != nullptr) std::rethrow_exception(failure);
+  if (failed < ranks) {
+    throw CommError("rank " + std::to_string(failed) + ": " + std::string(what) + ": " +
+                    texts.substr(failed * longest, all[failed].bytes));
+  }
+  std::vector<Fields> given(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) given[r] = decode(texts.data() + r * longest, all[r].bytes);
+  fail_at_difference(what, given);
 }
 
 }  // namespace cake

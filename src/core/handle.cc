@@ -78,6 +78,9 @@ std::string Tag::module() const {
 }
 
 std::string tag_class_name(const Tag& tag) {
+  if (tag.mode.empty() && tag.op == "kcp") {  // neutral objects over ranks
+    return "CakeKcp" + capitalised(tag.object) + (tag.object == "recompute" ? "Handle" : "");
+  }
   return "Cake" + (tag.mode.empty() ? std::string() : camel(tag.op) + capitalised(tag.mode)) + (tag.kcp ? "Kcp" : "") +
          camel(tag.object.size() <= 3 ? tag.object : capitalised(tag.object));
 }

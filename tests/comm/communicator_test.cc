@@ -167,7 +167,7 @@ TEST(CommThreads, BadArguments) {
 TEST(CommAgreement, EqualFieldsAgree) {
   over_both(3, [](Communicator& c) {
     EXPECT_NO_THROW(require_agreement(c, "partition", {{"ranks", "3"}, {"layout", "zigzag"}}));
-    EXPECT_NO_THROW(require_agreement(c, "partition", {}));
+    EXPECT_NO_THROW(require_agreement(c, "partition", AgreementFields{}));
   });
 }
 

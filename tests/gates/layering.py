@@ -41,7 +41,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">]', re.M)
 def allowed_prefixes(path):
     if path.startswith("src/ops/"):
         family = path.split("/")[2]
-        return ("cake/", "core/", f"ops/{family}/")
+        return ("cake/", "core/", "comm/", f"ops/{family}/")
     best = ""
     for folder in ALLOWED:
         if path.startswith(folder + "/") and len(folder) > len(best):

@@ -15,6 +15,17 @@ NONDET_ONLY = (
     r", ?std::optional<DeterminismPolicy> policy( = \{\})?",
     r", policy(?=\))",
     r"alert_not_deterministic\([^;]*\);",
+    # The hand-off of chunk states from a recompute to its backward.
+    r"enum class SavedRows \{[^}]*\};",
+    r"struct HandoffStats \{[^}]*\};",
+    r"std::optional<bool> checkpoint_handoff;",
+    r"SavedRows saved_rows = SavedRows::kAuto;",
+    r"HandoffStats handoff_stats\(\) const;",
+    r"CAKE_API std::size_t handoff_bytes\([^;]*;",
+    r"HandoffStats Workspace::handoff_stats\(\) const \{[^}]*\};? ?\}",
+    r"std::size_t handoff_bytes\([^)]*\) \{.*?\}(?= kcp::CommBytes)",
+    r", kda::KcpHandoff(?= \{\};)",
+    r", \{\}(?=\}\)[ ,]*\{\}? ?Workspace::~)",
 )
 
 
@@ -23,6 +34,7 @@ def squeeze(text, mode):
     text = re.sub(rf"_{mode}_train", "_MODE_train", text)
     text = re.sub(rf'"{mode}"', '"MODE"', text)
     text = re.sub(r"kda::(Det|Any)Order|\b(Fixed|Any)Order\b", "Order", text)
+    text = re.sub(r"kda::(canonical|rank)_plan\b", "plan", text)
     text = re.sub(r"\s+", " ", text)
     if mode == "nondet":
         for pattern in NONDET_ONLY:

@@ -6,17 +6,19 @@
 #include <new>
 
 namespace {
-std::atomic<long> g_allocations{0};
+std::atomic<long> g_allocations{0}, g_bytes{0};
 }
 
 void* operator new(std::size_t bytes) {
   ++g_allocations;
+  g_bytes += static_cast<long>(bytes);
   void* memory = std::malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   ++g_allocations;
+  g_bytes += static_cast<long>(bytes);
   return std::malloc(bytes == 0 ? 1 : bytes);
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
@@ -25,5 +27,6 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 namespace cake::test {
 
 long allocations() { return g_allocations; }
+long allocated_bytes() { return g_bytes; }
 
 }  // namespace cake::test

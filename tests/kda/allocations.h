@@ -5,5 +5,7 @@ namespace cake::test {
 
 /// Calls of operator new so far. (oneTBB takes memory for its own threads from malloc when it starts.)
 long allocations();
+/// Bytes they asked for.
+long allocated_bytes();
 
 }  // namespace cake::test

@@ -10,6 +10,7 @@
 #include "cake/core/determinism.h"
 #include "tests/kda/guarded_call.h"
 #include "tests/support/kda_packages.h"
+#include "tests/support/mode_words.h"
 
 namespace cake::test {
 namespace {
@@ -39,22 +40,6 @@ std::string error_of(const std::function<void()>& call) {
     return std::string(error_kind_name(error.kind())) + " | " + error.what();
   }
   return "none";
-}
-
-/// A text with the words of the two modes exchanged.
-std::string swapped(std::string text) {
-  const auto replace = [&](const std::string& from, const std::string& to) {
-    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) {
-      text.replace(at, from.size(), to);
-    }
-  };
-  replace("nondet", "\x01");
-  replace("Nondet", "\x02");
-  replace("det", "nondet");
-  replace("Det", "Nondet");
-  replace("\x01", "det");
-  replace("\x02", "Det");
-  return text;
 }
 
 TEST(KdaModes, NondetIsRightToo) {

@@ -13,6 +13,8 @@ import xml.etree.ElementTree
 CAKE = os.environ["CAKE_TEST_COMMAND"]
 MODULE = "cake_kda_det_train"
 NONDET = "cake_kda_nondet_train"
+KCP = "cake_kda_det_train_kcp"
+NONDET_KCP = "cake_kda_nondet_train_kcp"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -62,7 +64,7 @@ class Info(Case):
     def test_text(self):
         text = self.ok("info")
         for word in ("Cake Train", "compiler", "threads", "segment", "Devices", "in use", "cuda", MODULE, NONDET,
-                     "runs here"):
+                     KCP, NONDET_KCP, "runs here"):
             self.assertIn(word, text)
 
     def test_json(self):
@@ -77,7 +79,8 @@ class Info(Case):
         self.assertEqual(cpu["levels"][cpu["level_in_use"]], "yes")
         self.assertGreaterEqual(cpu["cores"], 1)
         self.assertTrue(cuda["reason"])
-        self.assertEqual([(p["name"], p["deterministic"]) for p in info["packages"]], [(MODULE, True), (NONDET, False)])
+        self.assertEqual([(p["name"], p["deterministic"]) for p in info["packages"]],
+                         [(MODULE, True), (NONDET, False), (KCP, True), (NONDET_KCP, False)])
         for package in info["packages"]:
             on_cpu = [i for i in package["implementations"] if i["device"] == "cpu"]
             self.assertEqual(sum(i["refused"] == "" for i in on_cpu), 1, "one runs, the others say why not")
@@ -179,7 +182,7 @@ class Audit(Case):
 
     def test_bad_usage(self):
         self.refused("audit", says=["MODULE"])
-        self.refused("audit", "cake_nothing_det_train", says=["cake_nothing_det_train", MODULE, NONDET])
+        self.refused("audit", "cake_nothing_det_train", says=["cake_nothing_det_train", MODULE, NONDET, KCP, NONDET_KCP])
         self.refused("audit", MODULE, "--isa", "v3,v9", says=["v9", "base, v3 or v4"])
         self.refused("audit", MODULE, "--threads", "1,0", says=["--threads"])
         self.refused("audit", MODULE, "--threads", "two", says=["--threads"])
@@ -266,7 +269,7 @@ class Bench(Case):
 
     def test_bad_usage(self):
         self.refused("bench", says=["MODULE"])
-        self.refused("bench", "cake_nothing_det_train", says=["cake_nothing_det_train", MODULE, NONDET])
+        self.refused("bench", "cake_nothing_det_train", says=["cake_nothing_det_train", MODULE, NONDET, KCP, NONDET_KCP])
         for shape in ("T=0", "T=-5", "T=4x", "T=", "T", "X=3", "T=4,T=5", "T=4,", "H=0", "K=20", "K=272", "V=8", ",",
                       "T=99999999999999999999"):
             self.refused("bench", MODULE, "--shape", shape, says=["--shape", "expected"])

@@ -11,15 +11,16 @@
 #include "cake/core/parallel.h"
 #include "digest.h"
 #include "table.h"
+#include "tests/tools/faulty_subject.h"
 
 namespace cake::tool {
 
 // The second process of these tests' subjects: the digests of a plain run, computed here.
 const AuditSubject* g_subject = nullptr;
-std::vector<std::vector<TensorDigest>> digests_of_fresh_process(const std::string&) {
+std::vector<std::vector<TensorDigest>> digests_of_fresh_process(const std::string&, int ranks) {
   std::vector<std::vector<TensorDigest>> problems;
   for (std::size_t p = 0; p < g_subject->problems().size(); ++p) {
-    Variation variation;
+    Variation variation = plain_variation("", ranks);
     variation.fresh_process = true;
     problems.push_back(g_subject->run(p, variation).digests);
   }
@@ -99,43 +100,6 @@ TEST(Measure, TimesSeldomCasesSeldom) {
   EXPECT_EQ(seldom, 4);  // rounds 0, 3, 6
   EXPECT_EQ(cases[0].sorted().size(), 7u);
   EXPECT_EQ(cases[1].sorted().size(), 3u);
-}
-
-/// A subject whose results change under the variations that `fault` picks.
-class FaultySubject : public AuditSubject {
- public:
-  using Fault = bool (*)(const Variation&);
-  FaultySubject(Fault fault, Fault spills, bool promises) : fault_(fault), spills_(spills), promises_(promises) {
-    g_subject = this;
-  }
-  ~FaultySubject() override { g_subject = nullptr; }
-  FaultySubject(const FaultySubject&) = delete;
-  FaultySubject& operator=(const FaultySubject&) = delete;
-  bool promises_bits() const override { return promises_; }
-  const std::vector<AuditProblem>& problems() const override { return problems_; }
-  AuditRun run(std::size_t, const Variation& v) const override {
-    AuditRun outcome;
-    outcome.digests = {{"good", "0"}, {"bad", fault_(v) ? "1" : "0"}};
-    outcome.digests.push_back({"order", {}});
-    if (v.packing == Packing::kTogether) outcome.digests.back().digest = "0";
-    outcome.mxcsr_kept = !spills_(v);
-    return outcome;
-  }
-
- private:
-  Fault fault_, spills_;
-  bool promises_;
-  std::vector<AuditProblem> problems_ = {{"problem", "description"}};
-};
-
-bool never(const Variation&) { return false; }
-
-AuditOptions small_options() {
-  AuditOptions options;
-  options.repeats = 2;
-  options.threads = {1, 3};
-  options.levels = {CpuIsa::kBase};
-  return options;
 }
 
 AuditReport audit(FaultySubject::Fault fault, FaultySubject::Fault spills = never, bool promises = true) {

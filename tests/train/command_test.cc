@@ -1,100 +1,14 @@
 // `cake train` as users run it: exit codes, the last line of --json, digests over threads and interruptions, reports,
 // and what a bad command line says.
-#include <fcntl.h>
-#include <gtest/gtest.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
-#include <filesystem>
-#include <iterator>
-#include <nlohmann/json.hpp>
 
-#include "tests/train/test_util.h"
-
-extern char** environ;
+#include "tests/train/train_command.h"
 
 namespace cake::test {
 namespace {
-
-using Json = nlohmann::json;
-using Arguments = std::vector<std::string>;
-
-/// A running `cake`; its standard output and error go to files of a folder.
-class Command {
- public:
-  Command(const TemporaryFolder& folder, const Arguments& arguments) : out_(folder / "out"), err_(folder / "err") {
-    std::vector<std::string> words{CAKE_COMMAND};
-    words.insert(words.end(), arguments.begin(), arguments.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    posix_spawn_file_actions_addopen(&files, STDERR_FILENO, err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    EXPECT_EQ(posix_spawn(&pid_, CAKE_COMMAND, &files, nullptr, argv.data(), environ), 0);
-    posix_spawn_file_actions_destroy(&files);
-  }
-  int pid() const { return pid_; }
-  std::string error() const { return std::filesystem::exists(err_) ? read_text(err_) : ""; }
-  /// Waits for the end; the exit code, or minus the signal.
-  int wait() {
-    int status = 0;
-    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-  std::string output() const { return read_text(out_); }
-
- private:
-  std::string out_, err_;
-  pid_t pid_ = 0;
-};
-
-struct Result {
-  int code;
-  std::string out, err;
-  /// The last line of standard output as JSON.
-  Json json() const {
-    const std::string text = out.substr(0, out.size() - (out.empty() ? 0 : 1));
-    const std::size_t line = text.rfind('\n');
-    return Json::parse(line == std::string::npos ? text : text.substr(line + 1));
-  }
-};
-
-class TrainCommand : public testing::Test {
- protected:
-  TrainCommand() {
-    std::string text;
-    for (int i = 0; i < 200; ++i) text += "Sentence number " + std::to_string(i) + " says little.\n";
-    write_text(folder_ / "text.txt", text);
-  }
-
-  /// Runs `cake train` on a small text and model, with more arguments.
-  Result train(const Arguments& more) { return run(with_defaults(more)); }
-  Result run(const Arguments& arguments) {
-    Command command(folder_, arguments);
-    const int code = command.wait();
-    return {code, command.output(), command.error()};
-  }
-  Arguments with_defaults(const Arguments& more) const {
-    Arguments all{
-        "train",          "--text", folder_ / "text.txt", "--layers", "1",     "--width", "32", "--heads", "2",
-        "--batch-tokens", "300",    "--document-tokens",  "100",      "--json"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-  Arguments resume(const Arguments& more) const {
-    Arguments all{"train", "--text", folder_ / "text.txt", "--json", "--resume", folder_ / "ckpt"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-
-  TemporaryFolder folder_;
-};
 
 TEST_F(TrainCommand, LastLineIsTheResultAndThreadsDoNotMatter) {
   const Result one = train({"--steps", "3", "--threads", "1"});
@@ -175,7 +89,8 @@ TEST_F(TrainCommand, BadCommandLinesExitWithTwoAndSayWhy) {
   refused({"--seed", "-1"}, "-1");
   refused({"--learning-rate", "0"}, "learning-rate: got 0");
   refused({"--shards", "0"}, "shards: got 0");
-  refused({"--package", "cake_kda_forward"}, "expected cake_kda_det_train or cake_kda_nondet_train");
+  refused({"--package", "cake_kda_forward"},
+          "expected cake_kda_det_train or cake_kda_nondet_train, or one of them with _kcp");
   refused({"--ablate", "mlp"}, "--ablate");
   refused({"--no-such-option"}, "--no-such-option");
   refused({"--checkpoint", folder_ / "no/such/folder/c"}, "checkpoint: got");

@@ -39,15 +39,17 @@ TEST(ConvSilu, ForwardAndGradientsRespectDocuments) {
   }
   const auto x = random_floats(rows * kN, 1, 2.0f), w = random_floats(4 * kN, 2), dy = random_floats(rows * kN, 3);
   std::vector<float> wide = widened_rows(x, kN, kStride), c(rows * kN), y(rows * kN);
-  const DocumentRows docs{before.data(), after.data()};
   const auto t = static_cast<std::int64_t>(rows);
-  conv_silu_forward(t, kN, {wide.data(), kStride}, docs, w.data(), c.data(), y.data());
+  const RowRun all{0, t, 0, 0};
+  const DocumentRows docs{before.data(), after.data(), {&all, 1}, nullptr};
+  BorderRows border;
+  conv_silu_forward(kN, {wide.data(), kStride}, docs, w.data(), c.data(), y.data(), border);
   EXPECT_LT(relative_error(widen(y), ref::conv_silu(widen(x), widen(w), kN, cu)), 1e-6);
 
   std::vector<float> dc = dy, dwide(wide.size(), 5.0f), dw(4 * kN);
   ShardReducer reducer(ShardPlan(t, 3));
-  conv_silu_backward(reducer, kN, dc.data(), {wide.data(), kStride}, docs, w.data(), c.data(), {dwide.data(), kStride},
-                     dw.data());
+  conv_silu_backward(reducer, kN, dc.data(), {wide.data(), kStride}, docs, w.data(), c.data(), border,
+                     {dwide.data(), kStride}, dw.data());
   Array dx;
   for (std::size_t row = 0; row < rows; ++row) {
     for (std::size_t i = 0; i < kN; ++i) dx.push_back(static_cast<double>(dwide[row * kStride + i]));

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "cake/core/cpu_isa.h"
+#include "cake/kcp.h"
+#include "kcp_cuts.h"
 
 namespace cake::tool {
 
@@ -18,6 +20,16 @@ enum class Packing {
   kReversed,  ///< last document first
   kRotated,   ///< the first half of the documents last
   kAlone,     ///< one call per document
+};
+
+/// How a package over ranks runs a problem.
+struct RanksVariation {
+  int ranks = 1;
+  kcp::Layout layout = kcp::Layout::kContiguous;
+  std::optional<std::uint64_t> cuts;  ///< seed of random cuts, in place of the layout
+  kcp::Exchange exchange = kcp::Exchange::kAuto;
+  std::optional<kcp::CheckpointKeep> handle;  ///< the forward runs twice with a recompute handle that keeps this
+  bool save_transfer = true;                  ///< the saved set holds transitions
 };
 
 /// One way of running a problem that must not change a bit of its results.
@@ -37,6 +49,7 @@ struct Variation {
   std::optional<unsigned> mxcsr;  ///< the caller's floating-point environment
   int busy_threads = 0;           ///< threads that load the machine meanwhile
   bool fresh_process = false;     ///< in a second process
+  RanksVariation over;            ///< for packages over ranks
 };
 
 /// A result and its digest; none where the variation changes the result by definition (pack order: the parameter
@@ -50,6 +63,7 @@ struct TensorDigest {
 struct AuditRun {
   std::vector<TensorDigest> digests;  ///< every output and gradient, in one fixed order
   bool mxcsr_kept = true;             ///< the caller's floating-point environment came back
+  std::string detail{};               ///< what the label of the variation does not say: "cuts at 12, 200"
 };
 
 /// A named problem of a package.
@@ -65,6 +79,12 @@ class AuditSubject {
   /// Whether the package promises equal bits; otherwise the audit reports what differs and fails nothing for it.
   virtual bool promises_bits() const = 0;
   virtual const std::vector<AuditProblem>& problems() const = 0;
+  /// Whether it runs over ranks: then Variation::over counts and the audit varies it.
+  virtual bool over_ranks() const { return false; }
+  /// What its results are compared with: the name of another package, or null for its own plain run.
+  virtual const char* reference_package() const { return nullptr; }
+  /// That package's run of a problem; with a name only.
+  virtual AuditRun reference(std::size_t problem) const { return run(problem, Variation{}); }
   /// Runs problems()[problem]. fresh_process and busy_threads are the caller's business.
   virtual AuditRun run(std::size_t problem, const Variation& variation) const = 0;
 };
@@ -73,7 +93,8 @@ class AuditSubject {
 struct Perturbation {
   std::string name;
   std::vector<Variation> variations;
-  std::string not_run;  ///< why it has no variation
+  std::string not_run;    ///< why it has no variation
+  bool of_ranks = false;  ///< about ranks, layouts and exchanges
 };
 
 /// What the user asked for.
@@ -81,11 +102,19 @@ struct AuditOptions {
   int repeats = 3;
   std::vector<int> threads = {1, 2, 3, 7};
   std::vector<CpuIsa> levels = {CpuIsa::kBase, CpuIsa::kV3, CpuIsa::kV4};
+  std::vector<int> ranks = {1, 2, 3, 4};  ///< numbers of ranks, for packages over ranks
+  RandomCuts cuts;                        ///< the same
+
+  /// What the perturbations that are not about ranks run on.
+  int most_ranks() const;
 };
 
 /// The perturbations, in the order of the table. Without a promise of bits the repeats run on the most threads, where
-/// they may differ at all.
-std::vector<Perturbation> perturbations(const AuditOptions& options, bool promises_bits);
+/// they may differ at all. Over ranks all of them run on the most ranks, repeats and orders of tasks
+/// also on the fewest, and those of rank_perturbations come after them.
+std::vector<Perturbation> perturbations(const AuditOptions& options, bool promises_bits, bool over_ranks);
+/// Those of packages over ranks: every layout, random cuts, and what a forward keeps, on every number of ranks.
+std::vector<Perturbation> rank_perturbations(const AuditOptions& options);
 
 /// A result that changed.
 struct AuditDifference {
@@ -95,7 +124,7 @@ struct AuditDifference {
 /// One problem's outcome.
 struct ProblemAudit {
   AuditProblem problem;
-  std::vector<TensorDigest> digests;  ///< of the plain run
+  std::vector<TensorDigest> digests;  ///< of the reference package, else of the plain run
   std::vector<Perturbation> columns;
   std::vector<std::vector<std::string>> cells;  ///< [tensor][column]: "ok", "DIFFERS" (without a promise "same",
                                                 ///< "differs"), "-" or why it was not run
@@ -111,6 +140,7 @@ struct TensorTally {
 /// A whole audit.
 struct AuditReport {
   std::string module;
+  std::string reference;  ///< package it is compared with; empty: its own plain run
   bool promises_bits = true;
   std::vector<ProblemAudit> problems;
   std::vector<AuditDifference> differences;
@@ -128,9 +158,12 @@ void print_audit(const AuditReport& report);
 /// The same for programs.
 void print_audit_json(const AuditReport& report);
 
-/// Digests of every problem's plain run, from a second process of this program. Throws Error when it fails.
-std::vector<std::vector<TensorDigest>> digests_of_fresh_process(const std::string& module);
+/// Digests of every problem's plain run, on so many ranks, from a second process of this program. Throws Error when it
+/// fails.
+std::vector<std::vector<TensorDigest>> digests_of_fresh_process(const std::string& module, int ranks);
 /// What that second process runs: prints the digests as JSON.
-void print_plain_digests(const AuditSubject& subject);
+void print_plain_digests(const AuditSubject& subject, int ranks);
+/// A plain run under a label; packages over ranks take `ranks` of them, contiguous.
+Variation plain_variation(std::string label, int ranks);
 
 }  // namespace cake::tool

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "audit.h"
+#include "audit_kda_pack.h"
 #include "cake/core/parallel.h"
 #include "kda_case.h"
 
@@ -63,19 +64,6 @@ class CallerMxcsr {
   unsigned before_, set_;
 };
 
-/// Documents of one call, as indices into the case.
-struct Pack {
-  std::vector<std::size_t> documents;
-  std::int64_t padding = 0;
-};
-
-/// A problem of the audit with its data.
-struct Problem {
-  AuditProblem text;
-  KdaCase kda;
-  KdaArrays operands;
-};
-
 /// One forward and backward of a package over some of a problem's documents.
 template <class Package>
 class Call {
@@ -88,22 +76,18 @@ class Call {
   using Workspace = typename Package::Workspace;
 
   Call(const Problem& problem, const Pack& pack, const Variation& variation)
-      : problem_(problem), pack_(pack), variation_(variation), options_(kda_options<Package>(problem.kda)) {
+      : problem_(problem),
+        order_(problem.kda, pack),
+        variation_(variation),
+        options_(kda_options<Package>(problem.kda)) {
     if (variation.tape) options_.save_mode = Package::SaveMode::kTape;
     options_.tail_passes = variation.tail_passes;
     options_.batch_tokens = variation.batch_tokens;
     options_.max_docs_per_batch = variation.max_docs_per_batch;
-    starts_.push_back(0);
-    for (const std::int64_t length : problem.kda.lengths) starts_.push_back(starts_.back() + length);
-    offsets_.push_back(0);
-    for (const std::size_t d : pack.documents) {
-      offsets_.push_back(offsets_.back() + static_cast<std::int32_t>(problem.kda.lengths[d]));
+    for (const auto& [name, array] : problem.operands) {
+      order_.gather(array, memory_.emplace(name, memory_for(array)).first->second.data());
     }
-    for (const auto& [name, array] : problem.operands) gather(name, array);
-    for (const auto& [name, array] : empty_kda_results(problem.kda)) {
-      memory_.emplace(name,
-                      Memory(static_cast<std::size_t>(extent(array.axis)) * array.stride(), array.dtype, variation));
-    }
+    for (const auto& [name, array] : empty_kda_results(problem.kda)) memory_.emplace(name, memory_for(array));
   }
 
   /// Forward and backward; false when the caller's MXCSR did not come back.
@@ -114,14 +98,14 @@ class Call {
     std::optional<ScopedTaskShuffle> shuffle;
     if (variation_.shuffle) shuffle.emplace(*variation_.shuffle);
     Shape shape;
-    shape.B = problem_.kda.batch ? documents() : 1;
-    shape.S = rows() / shape.B;
-    shape.num_docs = documents();
+    shape.B = problem_.kda.batch ? order_.documents() : 1;
+    shape.S = order_.rows() / shape.B;
+    shape.num_docs = order_.documents();
     shape.H = problem_.kda.H;
     shape.HV = problem_.kda.HV;
     shape.K = problem_.kda.K;
     shape.V = problem_.kda.V;
-    if (!problem_.kda.batch) shape.cu_seqlens = offsets_;
+    if (!problem_.kda.batch) shape.cu_seqlens = order_.offsets();
     shape.gate_param_grads = problem_.operands.count("A_log") != 0;
     const Memory forward_bytes =
         raw_memory(forward_workspace_bytes(shape, options_, !variation_.recompute), variation_);
@@ -147,81 +131,23 @@ class Call {
 
   /// Copies this call's part of the results to their places in the problem's order.
   void scatter(KdaArrays& results) const {
-    for (auto& [name, array] : results) {
-      const std::byte* from = memory_.at(name).data();
-      if (array.axis == KdaAxis::kNone) {
-        std::memcpy(array.bytes.data(), from, array.bytes.size());
-        continue;
-      }
-      for (std::size_t i = 0; i < pack_.documents.size(); ++i) {
-        const auto [at, count] = place(array.axis, i);
-        std::memcpy(array.bytes.data() + static_cast<std::size_t>(at.own) * array.stride(),
-                    from + static_cast<std::size_t>(at.packed) * array.stride(),
-                    static_cast<std::size_t>(count) * array.stride());
-      }
-      if (array.axis == KdaAxis::kToken) {
-        std::memcpy(array.bytes.data() + static_cast<std::size_t>(starts_.back()) * array.stride(),
-                    from + static_cast<std::size_t>(offsets_.back()) * array.stride(),
-                    static_cast<std::size_t>(pack_.padding) * array.stride());
-      }
-    }
+    for (auto& [name, array] : results) order_.scatter(memory_.at(name).data(), array);
   }
 
  private:
-  struct Place {
-    std::int64_t own, packed;
-  };
-  std::int64_t documents() const { return static_cast<std::int64_t>(pack_.documents.size()); }
-  std::int64_t rows() const { return offsets_.back() + pack_.padding; }
-  std::int64_t extent(KdaAxis axis) const {
-    return axis == KdaAxis::kToken ? rows() : axis == KdaAxis::kDocument ? documents() : 1;
-  }
-  /// Where document i of the pack lies in both orders, and how many indices it has.
-  std::pair<Place, std::int64_t> place(KdaAxis axis, std::size_t i) const {
-    const std::size_t d = pack_.documents[i];
-    if (axis == KdaAxis::kDocument) return {{static_cast<std::int64_t>(d), static_cast<std::int64_t>(i)}, 1};
-    return {{starts_[d], offsets_[i]}, problem_.kda.lengths[d]};
-  }
-
-  void gather(const std::string& name, const KdaArray& array) {
-    Memory memory(static_cast<std::size_t>(extent(array.axis)) * array.stride(), array.dtype, variation_);
-    if (array.axis == KdaAxis::kNone) {
-      std::memcpy(memory.data(), array.bytes.data(), array.bytes.size());
-    } else {
-      for (std::size_t i = 0; i < pack_.documents.size(); ++i) {
-        const auto [at, count] = place(array.axis, i);
-        std::memcpy(memory.data() + static_cast<std::size_t>(at.packed) * array.stride(),
-                    array.bytes.data() + static_cast<std::size_t>(at.own) * array.stride(),
-                    static_cast<std::size_t>(count) * array.stride());
-      }
-      if (array.axis == KdaAxis::kToken) {
-        std::memcpy(memory.data() + static_cast<std::size_t>(offsets_.back()) * array.stride(),
-                    array.bytes.data() + static_cast<std::size_t>(starts_.back()) * array.stride(),
-                    static_cast<std::size_t>(pack_.padding) * array.stride());
-      }
-    }
-    memory_.emplace(name, std::move(memory));
+  Memory memory_for(const KdaArray& array) const {
+    Memory memory(order_.bytes(array), array.dtype, variation_);
+    return memory;
   }
 
   TensorView view(const std::string& name, const KdaArray& array) const {
-    TensorView v;
-    v.data = memory_.at(name).data();
-    v.dtype = array.dtype;
-    v.given = true;
-    std::vector<std::int64_t> shape = array.tail;
-    if (array.axis == KdaAxis::kDocument) shape.insert(shape.begin(), documents());
+    std::vector<std::int64_t> leading;
+    if (array.axis == KdaAxis::kDocument) leading = {order_.documents()};
     if (array.axis == KdaAxis::kToken) {
-      const std::int64_t batch = problem_.kda.batch ? documents() : 1;
-      shape.insert(shape.begin(), {batch, rows() / batch});
+      const std::int64_t batch = problem_.kda.batch ? order_.documents() : 1;
+      leading = {batch, order_.rows() / batch};
     }
-    v.ndim = static_cast<int>(shape.size());
-    std::int64_t stride = 1;
-    for (std::size_t i = shape.size(); i-- > 0;) {
-      v.shape[i] = shape[i];
-      v.strides[i] = stride;
-      stride *= shape[i];
-    }
-    return v;
+    return view_of(memory_.at(name).data(), array, leading);
   }
   ConstTensorView operand(const std::string& name) const {
     const auto found = problem_.operands.find(name);
@@ -243,17 +169,15 @@ class Call {
     in.dt_bias = operand("dt_bias");
     in.initial_state = operand("initial_state");
     if (!problem_.kda.batch) {
-      in.cu_seqlens = ConstTensorView::contiguous(offsets_.data(), DType::kInt32, {documents() + 1});
+      in.cu_seqlens = ConstTensorView::contiguous(order_.offsets().data(), DType::kInt32, {order_.documents() + 1});
     }
     return in;
   }
 
   const Problem& problem_;
-  const Pack& pack_;
+  PackOrder order_;
   const Variation& variation_;
   typename Package::Options options_;
-  std::vector<std::int64_t> starts_;   // first row of each document, in the problem's order
-  std::vector<std::int32_t> offsets_;  // the same in this call's order
   std::map<std::string, Memory> memory_;
 };
 

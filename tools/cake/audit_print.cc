@@ -50,8 +50,9 @@ std::string verdict(const AuditReport& report) {
 }  // namespace
 
 void print_audit(const AuditReport& report) {
-  fmt::print("Audit of {} on {} (level {}, segment {})\n", report.module, cpu_model(), cpu_isa_name(current_cpu_isa()),
-             build_info().segment);
+  const std::string against = report.reference.empty() ? report.reference : " against " + report.reference;
+  fmt::print("Audit of {}{} on {} (level {}, segment {})\n", report.module, against, cpu_model(),
+             cpu_isa_name(current_cpu_isa()), build_info().segment);
   for (const ProblemAudit& audit : report.problems) {
     fmt::print("\n{}: {}\n", audit.problem.name, audit.problem.description);
     std::vector<std::string> headings = {"tensor", "SHA-256"};
@@ -82,6 +83,7 @@ void print_audit(const AuditReport& report) {
 void print_audit_json(const AuditReport& report) {
   Json out;
   out["module"] = report.module;
+  out["reference"] = report.reference.empty() ? Json() : Json(report.reference);
   out["promises_bits"] = report.promises_bits;
   out["build"] = build_json();
   out["machine"] = cpu_json();

@@ -55,8 +55,8 @@ std::string output_of_self(std::vector<std::string> arguments) {
 
 }  // namespace
 
-std::vector<std::vector<TensorDigest>> digests_of_fresh_process(const std::string& module) {
-  const Json all = Json::parse(output_of_self({"audit-digests", module}));
+std::vector<std::vector<TensorDigest>> digests_of_fresh_process(const std::string& module, int ranks) {
+  const Json all = Json::parse(output_of_self({"audit-digests", module, "--on", std::to_string(ranks)}));
   std::vector<std::vector<TensorDigest>> problems;
   for (const Json& problem : all) {
     problems.emplace_back();
@@ -67,13 +67,14 @@ std::vector<std::vector<TensorDigest>> digests_of_fresh_process(const std::strin
   return problems;
 }
 
-void print_plain_digests(const AuditSubject& subject) {
+void print_plain_digests(const AuditSubject& subject, int ranks) {
   Json all = Json::array();
   for (std::size_t p = 0; p < subject.problems().size(); ++p) {
     Json problem;
     problem["problem"] = subject.problems()[p].name;
-    for (const TensorDigest& entry : subject.run(p, Variation{}).digests)
+    for (const TensorDigest& entry : subject.run(p, plain_variation("plain", ranks)).digests) {
       problem["digests"][entry.tensor] = *entry.digest;
+    }
     all.push_back(problem);
   }
   fmt::print("{}\n", all.dump());

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <thread>
 
 #include "audit.h"
@@ -220,6 +221,13 @@ class BusyThreads {
   std::vector<std::thread> threads_;
 };
 
+void put_on_ranks(std::vector<Variation>& variations, int ranks) {
+  for (Variation& variation : variations) {
+    variation.label += ", ranks " + std::to_string(ranks);
+    variation.over.ranks = ranks;
+  }
+}
+
 TensorTally& tally(AuditReport& report, const std::string& tensor) {
   for (TensorTally& entry : report.tensors) {
     if (entry.tensor == tensor) return entry;
@@ -228,14 +236,15 @@ TensorTally& tally(AuditReport& report, const std::string& tensor) {
   return report.tensors.back();
 }
 
-/// Compares one run with the plain one; `cells` is the column of the table.
+/// Compares one run with what it must equal; `cells` is the column of the table.
 void compare(ProblemAudit& audit, std::size_t column, const Variation& variation, const AuditRun& run,
-             AuditReport& report) {
+             const std::vector<TensorDigest>& expected, AuditReport& report) {
   const std::vector<TensorDigest>& got = run.digests;
   const std::string& name = audit.columns[column].name;
+  const std::string label = run.detail.empty() ? variation.label : variation.label + ", " + run.detail;
   if (!run.mxcsr_kept) {
     ++report.mxcsr_changes;
-    report.differences.push_back({audit.problem.name, "MXCSR of the caller", name, variation.label, "kept", "changed"});
+    report.differences.push_back({audit.problem.name, "MXCSR of the caller", name, label, "kept", "changed"});
   }
   for (std::size_t i = 0; i < audit.digests.size(); ++i) {
     std::string& cell = audit.cells[i][column];
@@ -244,31 +253,51 @@ void compare(ProblemAudit& audit, std::size_t column, const Variation& variation
     ++report.comparisons;
     ++sums.compared;
     if (cell == "-") cell = report.promises_bits ? "ok" : "same";
-    if (*got[i].digest == *audit.digests[i].digest) continue;
+    if (*got[i].digest == *expected[i].digest) continue;
     cell = report.promises_bits ? "DIFFERS" : "differs";
     ++sums.differ;
     sums.perturbations.emplace(column, name);
-    report.differences.push_back(
-        {audit.problem.name, got[i].tensor, name, variation.label, *audit.digests[i].digest, *got[i].digest});
+    report.differences.push_back({audit.problem.name, got[i].tensor, name, label, *expected[i].digest, *got[i].digest});
   }
 }
 
 }  // namespace
 
-std::vector<Perturbation> perturbations(const AuditOptions& options, bool promises_bits) {
+int AuditOptions::most_ranks() const { return *std::max_element(ranks.begin(), ranks.end()); }
+
+Variation plain_variation(std::string label, int ranks) {
+  Variation v = plain(std::move(label));
+  v.over.ranks = ranks;
+  return v;
+}
+
+std::vector<Perturbation> perturbations(const AuditOptions& options, bool promises_bits, bool over_ranks) {
   std::vector<Perturbation> columns = {repeat_column(options, promises_bits), thread_column(options),
                                        order_column(options)};
   for (const CpuIsa isa : options.levels) columns.push_back(level_column(isa));
   columns.push_back(memory_column());
   columns.push_back(address_column());
-  columns.push_back(recompute_column(options));
-  columns.push_back(tape_column(options));
-  columns.push_back(tail_column());
-  columns.push_back(batching_column());
+  if (!over_ranks) {
+    columns.push_back(recompute_column(options));
+    columns.push_back(tape_column(options));
+    columns.push_back(tail_column());
+    columns.push_back(batching_column());
+  }
   columns.push_back(packing_column());
   columns.push_back(mxcsr_column());
   columns.push_back(process_column());
   columns.push_back(load_column(options));
+  if (!over_ranks) return columns;
+  const int least = *std::min_element(options.ranks.begin(), options.ranks.end()), most = options.most_ranks();
+  for (Perturbation& column : columns) {
+    std::vector<Variation> on_least = column.variations;
+    put_on_ranks(column.variations, most);
+    // Many ranks leave each with few sums to add: an order of tasks may show on one rank alone.
+    if (least == most || (column.name != "repeat" && column.name != "task order")) continue;
+    put_on_ranks(on_least, least);
+    column.variations.insert(column.variations.end(), on_least.begin(), on_least.end());
+  }
+  for (Perturbation& column : rank_perturbations(options)) columns.push_back(std::move(column));
   return columns;
 }
 
@@ -276,27 +305,37 @@ AuditReport run_audit(const std::string& module, const AuditSubject& subject, co
   AuditReport report;
   report.module = module;
   report.promises_bits = subject.promises_bits();
+  if (subject.reference_package() != nullptr) report.reference = subject.reference_package();
+  const int ranks = subject.over_ranks() ? options.most_ranks() : 1;
   const bool progress = isatty(STDERR_FILENO) == 1;
-  const auto elsewhere = digests_of_fresh_process(module);
+  const auto elsewhere = digests_of_fresh_process(module, ranks);
   for (std::size_t p = 0; p < subject.problems().size(); ++p) {
     ProblemAudit audit;
     audit.problem = subject.problems()[p];
-    audit.digests = subject.run(p, plain("plain")).digests;
-    audit.columns = perturbations(options, report.promises_bits);
+    std::map<int, std::vector<TensorDigest>> own;  // plain runs, by number of ranks
+    const auto plain_run = [&](int on) -> const std::vector<TensorDigest>& {
+      if (own.count(on) == 0) own[on] = subject.run(p, plain_variation("plain", on)).digests;
+      return own[on];
+    };
+    audit.digests = report.reference.empty() ? plain_run(ranks) : subject.reference(p).digests;
+    audit.columns = perturbations(options, report.promises_bits, subject.over_ranks());
     audit.cells.assign(audit.digests.size(), std::vector<std::string>(audit.columns.size(), "-"));
     for (std::size_t c = 0; c < audit.columns.size(); ++c) {
       const Perturbation& column = audit.columns[c];
+      // Without a promise of its bits the reference says nothing about repeats, threads and the like.
+      const bool by_reference = report.promises_bits || column.of_ranks;
       if (progress) std::fprintf(stderr, "\r\033[K%s: %s", audit.problem.name.c_str(), column.name.c_str());
       for (auto& row : audit.cells) {
         if (!column.not_run.empty()) row[c] = column.not_run;
       }
       for (const Variation& variation : column.variations) {
+        const auto& expected = by_reference ? audit.digests : plain_run(variation.over.ranks);
         if (variation.fresh_process) {
-          compare(audit, c, variation, AuditRun{elsewhere.at(p), true}, report);
+          compare(audit, c, variation, AuditRun{elsewhere.at(p), true}, expected, report);
           continue;
         }
         const BusyThreads busy(variation.busy_threads);
-        compare(audit, c, variation, subject.run(p, variation), report);
+        compare(audit, c, variation, subject.run(p, variation), expected, report);
       }
     }
     report.problems.push_back(std::move(audit));

@@ -10,6 +10,8 @@
 
 #include "cake/core/cpu_isa.h"
 #include "cake/core/dtype.h"
+#include "cake/kcp.h"
+#include "kcp_cuts.h"
 
 namespace cake::tool {
 
@@ -20,6 +22,9 @@ struct BenchOptions {
   int threads = 1;
   CpuIsa isa = CpuIsa::kBase;
   int repeats = 9;
+  int ranks = 2;  ///< packages over ranks: this and what follows
+  kcp::Exchange exchange = kcp::Exchange::kAuto;
+  BenchCut cut = BenchCut::kSegment;
 
   /// The problem the stated targets belong to.
   bool is_stated_problem() const;
@@ -43,6 +48,7 @@ struct BenchCase {
   std::function<void()> run;
   std::vector<std::optional<double>> seconds;  ///< one per round
   BenchMemory memory;
+  std::function<double()> timed_run{};  ///< in place of run: runs and says how many seconds count
 
   /// The samples taken, ascending.
   std::vector<double> sorted() const;
@@ -66,6 +72,13 @@ struct BenchCheck {
   bool ok() const { return error <= limit; }
 };
 
+/// What one rank moves in a forward and backward: as its package says beforehand, and as its communicator counted.
+struct BenchRankBytes {
+  kcp::CommBytes said;
+  kcp::CommPhase forward_counted, backward_counted;
+  bool ok() const { return said.forward() == forward_counted && said.backward() == backward_counted; }
+};
+
 /// Everything one `cake bench` found. With a failed check there are no cases.
 struct BenchReport {
   std::string module;
@@ -73,10 +86,30 @@ struct BenchReport {
   std::vector<BenchCheck> checks;
   std::vector<BenchCase> cases;
   std::vector<BenchRatio> ratios;
-  std::vector<std::string> notes;  ///< what could not be measured here, what a figure leaves out
+  std::vector<std::int64_t> cut_points;      ///< packages over ranks: where the rows are cut
+  std::vector<BenchRankBytes> rank_bytes{};  ///< one per rank; empty for packages on one rank
+  std::vector<std::string> notes;            ///< what could not be measured here, what a figure leaves out
 
   const BenchCase* find(const std::string& name) const;
+  /// Same results, and the bytes moved are those said beforehand.
   bool agrees() const;
+};
+
+/// Bytes that a package over ranks moves for one problem, summed over ranks.
+struct CommRow {
+  std::int64_t T = 0, documents = 0, segments = 0;
+  int ranks = 0;
+  kcp::Exchange exchange = kcp::Exchange::kRelay;
+  kcp::CommBytes bytes;  ///< `sent` and `received` are equal, summed
+
+  int borders() const { return ranks - 1; }
+};
+
+/// What `cake bench --comm` shows.
+struct CommReport {
+  std::string module;
+  BenchOptions options;  ///< T is that of the rows that vary the number of documents
+  std::vector<CommRow> by_length, by_documents;
 };
 
 /// Runs all cases once to warm up, then `rounds` times in turn.
@@ -96,5 +129,8 @@ std::vector<BenchCase> yardsticks(const BenchOptions& options);
 /// Tables for people, JSON for programs.
 void print_bench(const BenchReport& report);
 void print_bench_json(const BenchReport& report);
+/// The same of `cake bench --comm`.
+void print_comm(const CommReport& report);
+void print_comm_json(const CommReport& report);
 
 }  // namespace cake::tool

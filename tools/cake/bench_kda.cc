@@ -12,20 +12,12 @@
 namespace cake::tool {
 namespace {
 
+using bench_kda_parts::backward_flops;
 using bench_kda_parts::Data;
+using bench_kda_parts::forward_flops;
+using bench_kda_parts::relative_error;
 using benchmarks::TokenResults;
 using benchmarks::TokenRun;
-
-/// Floating-point operations of the chunk form per token and head (chunk 64), the count every rate is quoted with:
-/// 163840 and 376832 at K = V = 128. What a backward adds to rebuild chunk states is not counted.
-double forward_flops(const BenchOptions& o) {
-  const double K = static_cast<double>(o.K), V = static_cast<double>(o.V);
-  return static_cast<double>(o.T * o.H) * (64 * (4 * K + 4 * V) + 6 * K * V);
-}
-double backward_flops(const BenchOptions& o) {
-  const double K = static_cast<double>(o.K), V = static_cast<double>(o.V);
-  return static_cast<double>(o.T * o.H) * (64 * (8 * K + 10 * V) + 14 * K * V);
-}
 
 /// Room for a token-by-token version's results.
 struct TokenMemory {
@@ -42,17 +34,6 @@ struct TokenMemory {
   }
   std::vector<float> out, final_state, dq, dk, dv, dg, dbeta;
 };
-
-double relative_error(const std::vector<float>& x, const std::vector<float>& ref) {
-  double error = 0, norm = 0;
-  for (std::size_t i = 0; i < ref.size(); ++i) {
-    const double d = static_cast<double>(x[i]) - ref[i];
-    error += d * d;
-    norm += static_cast<double>(ref[i]) * ref[i];
-  }
-  // A NaN on either side must fail the check.
-  return norm == 0 ? (error == 0 ? 0.0 : 1.0) : error >= 0 ? std::sqrt(error / norm) : 1.0;
-}
 
 /// Distance of every result of the package from a token-by-token version; one line with the largest.
 template <class Package>

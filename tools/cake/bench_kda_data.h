@@ -14,6 +14,30 @@
 
 namespace cake::tool::bench_kda_parts {
 
+/// Floating-point operations of the chunk form per token and head (chunk 64), the count every rate is quoted with:
+/// 163840 and 376832 at K = V = 128. What a backward adds to rebuild chunk states is not counted.
+inline double forward_flops(const BenchOptions& o) {
+  const double K = static_cast<double>(o.K), V = static_cast<double>(o.V);
+  return static_cast<double>(o.T * o.H) * (64 * (4 * K + 4 * V) + 6 * K * V);
+}
+/// The backward's.
+inline double backward_flops(const BenchOptions& o) {
+  const double K = static_cast<double>(o.K), V = static_cast<double>(o.V);
+  return static_cast<double>(o.T * o.H) * (64 * (8 * K + 10 * V) + 14 * K * V);
+}
+
+/// Distance of a result from another in units of the other's norm.
+inline double relative_error(const std::vector<float>& x, const std::vector<float>& ref) {
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < ref.size(); ++i) {
+    const double d = static_cast<double>(x[i]) - ref[i];
+    error += d * d;
+    norm += static_cast<double>(ref[i]) * ref[i];
+  }
+  // A NaN on either side must fail the check.
+  return norm == 0 ? (error == 0 ? 0.0 : 1.0) : error >= 0 ? std::sqrt(error / norm) : 1.0;
+}
+
 /// One problem's operands in a dtype, the same values as fp32, and room for a package's results.
 template <class Package>
 class Data {
@@ -102,10 +126,36 @@ class Data {
 
   std::vector<std::byte> out, final_state, dq, dk, dv, dg, dbeta;
 
- private:
   using Inputs = typename Package::Inputs;
   using Outputs = typename Package::Outputs;
   using Gradients = typename Package::Gradients;
+
+  /// The views that the calls get.
+  Inputs inputs() const {
+    Inputs in;
+    in.q = ConstTensorView::contiguous(q_.data(), dtype_, {1, o_.T, o_.H, o_.K});
+    in.k = ConstTensorView::contiguous(k_.data(), dtype_, {1, o_.T, o_.H, o_.K});
+    in.v = ConstTensorView::contiguous(v_.data(), dtype_, {1, o_.T, o_.H, o_.V});
+    in.g = ConstTensorView::contiguous(g_.data(), DType::kFloat32, {1, o_.T, o_.H, o_.K});
+    in.beta = ConstTensorView::contiguous(beta_.data(), dtype_, {1, o_.T, o_.H});
+    return in;
+  }
+  ConstTensorView dout() const { return ConstTensorView::contiguous(dout_.data(), dtype_, {1, o_.T, o_.H, o_.V}); }
+  Outputs outputs() {
+    return {TensorView::contiguous(out.data(), dtype_, {1, o_.T, o_.H, o_.V}),
+            TensorView::contiguous(final_state.data(), DType::kFloat32, {1, o_.H, o_.K, o_.V})};
+  }
+  Gradients gradients() {
+    Gradients g;
+    g.dq = TensorView::contiguous(dq.data(), dtype_, {1, o_.T, o_.H, o_.K});
+    g.dk = TensorView::contiguous(dk.data(), dtype_, {1, o_.T, o_.H, o_.K});
+    g.dv = TensorView::contiguous(dv.data(), dtype_, {1, o_.T, o_.H, o_.V});
+    g.dg = TensorView::contiguous(dg.data(), DType::kFloat32, {1, o_.T, o_.H, o_.K});
+    g.dbeta = TensorView::contiguous(dbeta.data(), dtype_, {1, o_.T, o_.H});
+    return g;
+  }
+
+ private:
   using Options = typename Package::Options;
   using Saved = typename Package::Saved;
   using Shape = typename Package::Shape;
@@ -145,30 +195,6 @@ class Data {
   BenchMemory memory(const Options& options, int threads) const {
     return {saved_bytes(shape(), options), std::max(forward_workspace_bytes(shape(), options, true, threads),
                                                     backward_workspace_bytes(shape(), false, options, threads))};
-  }
-
-  Inputs inputs() const {
-    Inputs in;
-    in.q = ConstTensorView::contiguous(q_.data(), dtype_, {1, o_.T, o_.H, o_.K});
-    in.k = ConstTensorView::contiguous(k_.data(), dtype_, {1, o_.T, o_.H, o_.K});
-    in.v = ConstTensorView::contiguous(v_.data(), dtype_, {1, o_.T, o_.H, o_.V});
-    in.g = ConstTensorView::contiguous(g_.data(), DType::kFloat32, {1, o_.T, o_.H, o_.K});
-    in.beta = ConstTensorView::contiguous(beta_.data(), dtype_, {1, o_.T, o_.H});
-    return in;
-  }
-  ConstTensorView dout() const { return ConstTensorView::contiguous(dout_.data(), dtype_, {1, o_.T, o_.H, o_.V}); }
-  Outputs outputs() {
-    return {TensorView::contiguous(out.data(), dtype_, {1, o_.T, o_.H, o_.V}),
-            TensorView::contiguous(final_state.data(), DType::kFloat32, {1, o_.H, o_.K, o_.V})};
-  }
-  Gradients gradients() {
-    Gradients g;
-    g.dq = TensorView::contiguous(dq.data(), dtype_, {1, o_.T, o_.H, o_.K});
-    g.dk = TensorView::contiguous(dk.data(), dtype_, {1, o_.T, o_.H, o_.K});
-    g.dv = TensorView::contiguous(dv.data(), dtype_, {1, o_.T, o_.H, o_.V});
-    g.dg = TensorView::contiguous(dg.data(), DType::kFloat32, {1, o_.T, o_.H, o_.K});
-    g.dbeta = TensorView::contiguous(dbeta.data(), dtype_, {1, o_.T, o_.H});
-    return g;
   }
 
   BenchOptions o_;

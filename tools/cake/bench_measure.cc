@@ -28,6 +28,13 @@ double median_of(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
+double timed(const BenchCase& c) {
+  if (c.timed_run) return c.timed_run();
+  const double start = now();
+  c.run();
+  return now() - start;
+}
+
 double timed(const std::function<void()>& run) {
   const double start = now();
   run();
@@ -93,20 +100,21 @@ const BenchCase* BenchReport::find(const std::string& name) const {
 }
 
 bool BenchReport::agrees() const {
-  return std::all_of(checks.begin(), checks.end(), [](const BenchCheck& check) { return check.ok(); });
+  const auto ok = [](const auto& x) { return x.ok(); };
+  return std::all_of(checks.begin(), checks.end(), ok) && std::all_of(rank_bytes.begin(), rank_bytes.end(), ok);
 }
 
 void measure(std::vector<BenchCase>& cases, int rounds) {
   const bool progress = isatty(STDERR_FILENO) == 1;
   for (BenchCase& c : cases) {
     if (progress) std::fprintf(stderr, "\r\033[Kwarm-up: %s", c.label.c_str());
-    c.run();
+    timed(c);
     c.seconds.assign(static_cast<std::size_t>(rounds), std::nullopt);
   }
   for (int round = 0; round < rounds; ++round) {
     if (progress) std::fprintf(stderr, "\r\033[Kround %d of %d", round + 1, rounds);
     for (BenchCase& c : cases) {
-      if (round % c.every == 0) c.seconds[static_cast<std::size_t>(round)] = timed(c.run);
+      if (round % c.every == 0) c.seconds[static_cast<std::size_t>(round)] = timed(c);
     }
   }
   if (progress) std::fprintf(stderr, "\r\033[K");

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "bench.h"
+#include "bench_print_ranks.h"
 #include "cake/core/dtype.h"
 #include "machine.h"
 #include "table.h"
@@ -55,8 +56,8 @@ Json json_of(const BenchCase& c, const BenchReport& report) {
   out["bytes"] = c.bytes;
   out["saved_bytes"] = json_of(c.memory.saved);
   out["workspace_bytes"] = json_of(c.memory.workspace);
-  if (c.flops > 0) {
-    out["gflops"] = c.gflops();
+  if (c.flops > 0) out["gflops"] = c.gflops();
+  if (c.flops > 0 && report.find("fma_peak") != nullptr) {
     out["of_fma_peak"] = paired_rate_ratio(c, *report.find("fma_peak"));
     out["of_gemm_rate"] = paired_rate_ratio(c, *report.find("gemm_64x128x128"));
   }
@@ -71,8 +72,9 @@ void print_bench(const BenchReport& report) {
   fmt::print("{}: {}, {}, level {}, {} thread(s), {} rounds\n{}, {} cores\n\n", report.module, shape_text(o),
              dtype_name(o.dtype), cpu_isa_name(o.isa), o.threads, o.repeats, cpu_model(), usable_cores());
   print_checks(report);
+  if (!report.rank_bytes.empty()) print_rank_bytes(report);
   if (!report.agrees()) {
-    fmt::print("\nThe versions disagree, so they are not the same computation: no speed is reported.\n");
+    fmt::print("\nWhat must be equal is not: no speed is reported.\n");
     return;
   }
   Table table({"case", ">median ms", ">min", ">max", ">GFLOP/s", ">% peak", ">% GEMM", ">GB/s", ">saved MiB",
@@ -105,6 +107,7 @@ void print_bench_json(const BenchReport& report) {
   out["rounds"] = o.repeats;
   out["build"] = build_json();
   out["machine"] = cpu_json();
+  if (!report.rank_bytes.empty()) add_ranks_json(report, out);
   out["agrees"] = report.agrees();
   out["checks"] = Json::array();
   for (const BenchCheck& check : report.checks) {

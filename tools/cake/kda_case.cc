@@ -45,7 +45,7 @@ KdaArray drawn(const KdaCase& c, KdaAxis axis, DType dtype, std::vector<std::int
 
 float draw_gate(const KdaCase& c, Random& random) {
   const float x = random.bell();
-  if (c.gate != KdaGate::kPlain) return 2.0f * x;
+  if (c.gate != KdaGate::kPlain) return c.long_memory ? 2.0f * x - 10.0f : 2.0f * x;
   const float u = random.uniform();
   return u < 0.02f ? -1000.0f : u < 0.04f ? 0.0f : -0.5f * x * x;
 }
@@ -70,8 +70,10 @@ KdaArrays draw_kda_operands(const KdaCase& c) {
   x["dout"] = drawn(c, KdaAxis::kToken, c.dtype, {c.HV, c.V}, bell(1.0f));
   const DType gate_dtype = c.gate == KdaGate::kPlain ? DType::kFloat32 : c.dtype;
   x["g"] = drawn(c, KdaAxis::kToken, gate_dtype, {c.HV, c.K}, [&] { return draw_gate(c, random); });
-  x["beta"] =
-      drawn(c, KdaAxis::kToken, c.dtype, {c.HV}, [&] { return c.beta_sigmoid ? random.bell() : random.uniform(); });
+  const auto draw_beta = [&] {
+    return !c.beta_sigmoid ? random.uniform() : c.long_memory ? random.bell() - 8.0f : random.bell();
+  };
+  x["beta"] = drawn(c, KdaAxis::kToken, c.dtype, {c.HV}, draw_beta);
   if (c.gate != KdaGate::kPlain) {
     x["A_log"] = drawn(c, KdaAxis::kNone, DType::kFloat32, {c.HV}, bell(0.5f));
     x["dt_bias"] = drawn(c, KdaAxis::kNone, DType::kFloat32, {c.HV, c.K}, bell(1.0f));

@@ -29,6 +29,8 @@ struct KdaCase {
   KdaGate gate = KdaGate::kSoftplus;
   bool l2norm = true, beta_sigmoid = true, neg_eigval = false, states = true;
   std::uint64_t seed = 1;
+  bool long_memory = false;  ///< raw gates and beta so weak that a state outlives a segment of thousands of tokens:
+                             ///< else what an earlier segment left is zero, and no order of folds shows
 };
 
 /// What a tensor's first index counts.

@@ -5,7 +5,9 @@
 
 #include "cake/core/determinism.h"
 #include "cake/kda_det_train.h"
+#include "cake/kda_det_train_kcp.h"
 #include "cake/kda_nondet_train.h"
+#include "cake/kda_nondet_train_kcp.h"
 
 namespace cake::tool {
 
@@ -55,6 +57,59 @@ struct KdaNondet {
                        const Gradients& gradients, const Options& options, Workspace* workspace, const Saved* saved) {
     kda_nondet_train::backward(inputs, dout, d_final_state, gradients, options, workspace, saved,
                                DeterminismPolicy::kAllow);
+  }
+};
+
+/// cake_kda_det_train_kcp.
+struct KdaDetKcp {
+  using OneRank = KdaDet;  ///< the package that computes the same on one rank
+  static constexpr const char* kName = "cake_kda_det_train_kcp";
+  static constexpr bool kDeterministic = OneRank::kDeterministic;
+  using Inputs = kda_det_train_kcp::Inputs;
+  using Outputs = kda_det_train_kcp::Outputs;
+  using Gradients = kda_det_train_kcp::Gradients;
+  using GateParamPartials = kda_det_train_kcp::GateParamPartials;
+  using Options = kda_det_train_kcp::Options;
+  using SaveMode = kda_det_train_kcp::SaveMode;
+  using Shape = kda_det_train_kcp::Shape;
+  using Saved = kda_det_train_kcp::Saved;
+  using Workspace = kda_det_train_kcp::Workspace;
+
+  static void forward(const Inputs& inputs, const kcp::Context& context, const Outputs& outputs, const Options& options,
+                      Workspace* workspace, Saved* saved, kcp::RecomputeHandle* recompute) {
+    kda_det_train_kcp::forward(inputs, context, outputs, options, workspace, saved, recompute);
+  }
+  static void backward(const Inputs& inputs, const kcp::Context& context, const ConstTensorView& dout,
+                       const ConstTensorView& d_final_state, const Gradients& gradients, const Options& options,
+                       Workspace* workspace, const Saved* saved) {
+    kda_det_train_kcp::backward(inputs, context, dout, d_final_state, gradients, options, workspace, saved);
+  }
+};
+
+/// cake_kda_nondet_train_kcp. The user named it, so its alert stays silent.
+struct KdaNondetKcp {
+  using OneRank = KdaNondet;  ///< the package that computes the same on one rank
+  static constexpr const char* kName = "cake_kda_nondet_train_kcp";
+  static constexpr bool kDeterministic = OneRank::kDeterministic;
+  using Inputs = kda_nondet_train_kcp::Inputs;
+  using Outputs = kda_nondet_train_kcp::Outputs;
+  using Gradients = kda_nondet_train_kcp::Gradients;
+  using GateParamPartials = kda_nondet_train_kcp::GateParamPartials;
+  using Options = kda_nondet_train_kcp::Options;
+  using SaveMode = kda_nondet_train_kcp::SaveMode;
+  using Shape = kda_nondet_train_kcp::Shape;
+  using Saved = kda_nondet_train_kcp::Saved;
+  using Workspace = kda_nondet_train_kcp::Workspace;
+
+  static void forward(const Inputs& inputs, const kcp::Context& context, const Outputs& outputs, const Options& options,
+                      Workspace* workspace, Saved* saved, kcp::RecomputeHandle* recompute) {
+    kda_nondet_train_kcp::forward(inputs, context, outputs, options, workspace, saved, recompute);
+  }
+  static void backward(const Inputs& inputs, const kcp::Context& context, const ConstTensorView& dout,
+                       const ConstTensorView& d_final_state, const Gradients& gradients, const Options& options,
+                       Workspace* workspace, const Saved* saved) {
+    kda_nondet_train_kcp::backward(inputs, context, dout, d_final_state, gradients, options, workspace, saved,
+                                   DeterminismPolicy::kAllow);
   }
 };
 

@@ -31,46 +31,6 @@ std::string text_of(const T& value) {
   }
 }
 
-/// What a saved set says about options: the part of its record that needs no tensor.
-void check_saved_options(const SavedSet& saved, const Settings& s, const CallOptions& options) {
-  const auto same = [](const char* field, const auto& then, const auto& now) {
-    if (then != now)
-      checks::fail("saved", std::string("one of a forward with ") + field + " = " + text_of(then), text_of(now));
-  };
-  if (!saved.filled) checks::fail("saved", "an empty saved set", "one filled by a forward");
-  if (saved.tape != options.tape) {
-    checks::fail("saved", std::string("one of a forward with save_mode ") + (saved.tape ? "tape" : "light"),
-                 options.tape ? "tape" : "light");
-  }
-  same("use_gate_in_kernel", saved.settings.use_gate_in_kernel, s.use_gate_in_kernel);
-  same("lower_bound", saved.settings.lower_bound, s.lower_bound);
-  same("use_qk_l2norm_in_kernel", saved.settings.use_qk_l2norm_in_kernel, s.use_qk_l2norm_in_kernel);
-  same("use_beta_sigmoid_in_kernel", saved.settings.use_beta_sigmoid_in_kernel, s.use_beta_sigmoid_in_kernel);
-  same("allow_neg_eigval", saved.settings.allow_neg_eigval, s.allow_neg_eigval);
-}
-
-/// Throws InvalidArgument naming the first size in which the saved set's forward differed.
-void check_saved_problem(const SavedSet& saved, const Problem& p, const Operands& x) {
-  const auto same = [](const char* field, const auto& then, const auto& now) {
-    if (then != now)
-      checks::fail("saved", std::string("one of a forward with ") + field + " = " + text_of(then), text_of(now));
-  };
-  same("B", saved.problem.B, p.B);
-  same("S", saved.problem.S, p.S);
-  same("H", saved.problem.H, p.H);
-  same("HV", saved.problem.HV, p.HV);
-  same("K", saved.problem.K, p.K);
-  same("V", saved.problem.V, p.V);
-  same("documents", saved.problem.N, p.N);
-  same("scale", saved.problem.scale, p.scale);
-  if (saved.dtype != x.q.dtype) {
-    checks::fail("saved", std::string("one of a forward with dtype ") + dtype_name(saved.dtype), dtype_name(x.q.dtype));
-  }
-  if (saved.offsets_digest != digest_offsets(p, x.cu_seqlens)) {
-    checks::fail("saved", "one of a forward with other cu_seqlens", "the same offsets");
-  }
-}
-
 /// A workspace made for a shape is refused by the other gate or norm modes.
 void check_workspace(const WorkspaceMemory& workspace, const Settings& s) {
   if (!workspace.made_for) return;
@@ -93,6 +53,54 @@ Call make_call(const Problem& problem, const Operands& operands, const Settings&
 
 }  // namespace
 
+void check_saved_options(const SavedSet& saved, const Settings& s, const CallOptions& options) {
+  const auto same = [](const char* field, const auto& then, const auto& now) {
+    if (then != now)
+      checks::fail("saved", std::string("one of a forward with ") + field + " = " + text_of(then), text_of(now));
+  };
+  if (!saved.filled) checks::fail("saved", "an empty saved set", "one filled by a forward");
+  if (saved.tape != options.tape) {
+    checks::fail("saved", std::string("one of a forward with save_mode ") + (saved.tape ? "tape" : "light"),
+                 options.tape ? "tape" : "light");
+  }
+  same("use_gate_in_kernel", saved.settings.use_gate_in_kernel, s.use_gate_in_kernel);
+  same("lower_bound", saved.settings.lower_bound, s.lower_bound);
+  same("use_qk_l2norm_in_kernel", saved.settings.use_qk_l2norm_in_kernel, s.use_qk_l2norm_in_kernel);
+  same("use_beta_sigmoid_in_kernel", saved.settings.use_beta_sigmoid_in_kernel, s.use_beta_sigmoid_in_kernel);
+  same("allow_neg_eigval", saved.settings.allow_neg_eigval, s.allow_neg_eigval);
+}
+
+void check_saved_problem(const SavedSet& saved, const Problem& p, const Operands& x) {
+  const auto same = [](const char* field, const auto& then, const auto& now) {
+    if (then != now)
+      checks::fail("saved", std::string("one of a forward with ") + field + " = " + text_of(then), text_of(now));
+  };
+  same("B", saved.problem.B, p.B);
+  same("S", saved.problem.S, p.S);
+  same("H", saved.problem.H, p.H);
+  same("HV", saved.problem.HV, p.HV);
+  same("K", saved.problem.K, p.K);
+  same("V", saved.problem.V, p.V);
+  same("documents", saved.problem.N, p.N);
+  same("scale", saved.problem.scale, p.scale);
+  if (saved.dtype != x.q.dtype) {
+    checks::fail("saved", std::string("one of a forward with dtype ") + dtype_name(saved.dtype), dtype_name(x.q.dtype));
+  }
+  if (saved.offsets_digest != digest_offsets(p, x.cu_seqlens)) {
+    checks::fail("saved", "one of a forward with other cu_seqlens", "the same offsets");
+  }
+}
+
+void record_saved(SavedSet& saved, const Problem& problem, const Operands& operands, const Settings& settings,
+                  bool tape) {
+  saved.tape = tape;
+  saved.problem = problem;
+  saved.settings = settings;
+  saved.dtype = operands.q.dtype;
+  saved.offsets_digest = digest_offsets(problem, operands.cu_seqlens);
+  saved.filled = true;
+}
+
 void check_options(const CallOptions& options) {
   const auto positive = [](const char* name, std::int64_t value) {
     if (value < 1) checks::fail(name, std::to_string(value), "1 or more");
@@ -102,20 +110,32 @@ void check_options(const CallOptions& options) {
   if (options.max_docs_per_batch) positive("max_docs_per_batch", *options.max_docs_per_batch);
 }
 
-void* CallerMemory::ensure(std::size_t bytes, const char* name) {
-  if (bytes <= bytes_) return data_;
+std::unique_ptr<std::byte[]> CallerMemory::prepare(std::size_t bytes, const char* name) const {
+  if (bytes <= bytes_) return nullptr;
   const std::string needed = std::to_string(bytes) + " bytes";
   if (fixed()) {
     throw OutOfMemory(std::string(name) + ": got memory of " + std::to_string(bytes_) + " bytes, expected at least " +
                       needed);
   }
-  owned_.reset();
-  data_ = nullptr;
-  bytes_ = 0;
-  owned_.reset(new (std::nothrow) std::byte[bytes]);
-  if (owned_ == nullptr) throw OutOfMemory(std::string(name) + ": could not allocate " + needed);
+  std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[bytes]);
+  if (memory == nullptr) throw OutOfMemory(std::string(name) + ": could not allocate " + needed);
+  return memory;
+}
+
+void CallerMemory::adopt(std::unique_ptr<std::byte[]> memory, std::size_t bytes) {
+  if (memory == nullptr) return;
+  owned_ = std::move(memory);
   data_ = owned_.get();
   bytes_ = bytes;
+}
+
+void* CallerMemory::ensure(std::size_t bytes, const char* name) {
+  if (bytes > bytes_ && !fixed()) {  // before it allocates: both need not fit at once
+    owned_.reset();
+    data_ = nullptr;
+    bytes_ = 0;
+  }
+  adopt(prepare(bytes, name), bytes);
   return data_;
 }
 
@@ -199,12 +219,7 @@ void run_forward(const Operands& operands, const Settings& settings, const CallO
   Arena arena(workspace.memory.data(), workspace.memory.size(), "workspace");
   forward_cpu(call, results, arena, saved != nullptr ? &kept : nullptr);
   if (saved == nullptr) return;
-  saved->tape = options.tape;
-  saved->problem = problem;
-  saved->settings = settings;
-  saved->dtype = operands.q.dtype;
-  saved->offsets_digest = digest_offsets(problem, operands.cu_seqlens);
-  saved->filled = true;
+  record_saved(*saved, problem, operands, settings, options.tape);
 }
 
 void check_backward_call(const Operands& operands, const Settings& settings, const CallOptions& options,

@@ -28,6 +28,11 @@ class CallerMemory {
   bool fixed() const { return external_ || sealed_; }
   /// From now on it never grows (own memory of a plan).
   void seal() { sealed_ = true; }
+  /// New memory of `bytes` bytes where ensure would have to grow, nullptr where it would not: what it holds stays until
+  /// adopt. Throws as ensure.
+  std::unique_ptr<std::byte[]> prepare(std::size_t bytes, const char* name) const;
+  /// Takes the memory that prepare(bytes) made, if any.
+  void adopt(std::unique_ptr<std::byte[]> memory, std::size_t bytes);
 
  private:
   void* data_ = nullptr;
@@ -65,6 +70,14 @@ struct WorkspaceMemory {
   CallerMemory memory{};
   std::optional<Settings> made_for{};
 };
+
+/// What a saved set says about options: the part of its record that needs no tensor. Throws InvalidArgument.
+void check_saved_options(const SavedSet& saved, const Settings& settings, const CallOptions& options);
+/// Throws InvalidArgument naming the first size in which the saved set's forward differed.
+void check_saved_problem(const SavedSet& saved, const Problem& problem, const Operands& operands);
+/// Fills the record of a saved set.
+void record_saved(SavedSet& saved, const Problem& problem, const Operands& operands, const Settings& settings,
+                  bool tape);
 
 /// A byte query's sizes, checked.
 struct Sizes {

@@ -1,205 +1,336 @@
 #include "ops/kda/kcp.h"
 
-#include "ops/kda/kcp_impl.h"
+#include <cstdio>
+
+#include "comm/context_state.h"
+#include "core/checks.h"
+#include "ops/kda/kcp_run.h"
 
 namespace cake::kda {
 namespace {
 
-constexpr std::int64_t kSegmentChunks = kSegment / kChunk;
+constexpr const char* kEntry = "kda";
+
+std::string text_of(bool x) { return x ? "true" : "false"; }
+std::string text_of(float x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", static_cast<double>(x));
+  return text;
+}
+
+Problem check_kcp_problem(const Operands& operands, const Settings& settings, const kcp::Context& context) {
+  Problem p = check_problem(operands, settings, context.partition().documents());
+  if (p.B != 1) checks::fail("q", "B = " + std::to_string(p.B), "1: a rank holds one row of packed fragments");
+  if (p.S != context.rows()) {
+    checks::fail("q", std::to_string(p.S) + " rows",
+                 std::to_string(context.rows()) + ", the rows of rank " + std::to_string(context.rank()));
+  }
+  return p;
+}
+
+KcpSizes sizes_of(const kcp::FoldPlan& plan, const Problem& p, const Operands& x, const KcpOptions& o, bool params) {
+  return kcp_sizes(plan, {p.H, p.HV, p.K, p.V, x.q.dtype, x.g.dtype, x.beta.dtype, params, x.initial_state.given}, o);
+}
+
+/// What all ranks' calls must have in common, and a recompute with its forward.
+AgreementFields call_fields(const KcpPackage& package, const kcp::Context& context, const Problem& p, const Operands& x,
+                            const Settings& s, const KcpSizes& sizes) {
+  AgreementFields f = {{"module", package.module}, {"partition", context.state().digest}};
+  const auto number = [&](const char* name, std::int64_t value) { f.emplace_back(name, std::to_string(value)); };
+  number("H", p.H);
+  number("HV", p.HV);
+  number("K", p.K);
+  number("V", p.V);
+  f.emplace_back("dtype", dtype_name(x.q.dtype));
+  f.emplace_back("dtype of g", dtype_name(x.g.dtype));
+  f.emplace_back("dtype of beta", dtype_name(x.beta.dtype));
+  f.emplace_back("scale", text_of(p.scale));
+  f.emplace_back("use_gate_in_kernel", text_of(s.use_gate_in_kernel));
+  f.emplace_back("lower_bound", s.lower_bound ? text_of(*s.lower_bound) : "none");
+  f.emplace_back("use_qk_l2norm_in_kernel", text_of(s.use_qk_l2norm_in_kernel));
+  f.emplace_back("use_beta_sigmoid_in_kernel", text_of(s.use_beta_sigmoid_in_kernel));
+  f.emplace_back("allow_neg_eigval", text_of(s.allow_neg_eigval));
+  f.emplace_back("exchange", kcp::exchange_name(sizes.exchange));
+  f.emplace_back("save_transfer", text_of(sizes.transfer));
+  f.emplace_back("initial_state given", text_of(x.initial_state.given));
+  f.emplace_back("A_log given", text_of(x.A_log.given));
+  f.emplace_back("dt_bias given", text_of(x.dt_bias.given));
+  return f;
+}
+
+std::int64_t tape_size(const KcpSizes& s) {
+  return s.plan->part_chunks * s.extents.HV * tape_floats(s.extents.Kp, s.extents.Vp);
+}
+
+float* carve_tape(void* place, std::size_t bytes, const KcpSizes& sizes) {
+  Arena arena(place, bytes, "workspace");
+  return arena.take<float>(tape_size(sizes));
+}
+
+std::string rows_digest(const Operands& x, const kcp::Context& context) {
+  const auto& fragments = context.partition().fragments(context.rank());
+  std::uint64_t digest = 14695981039346656037ull;
+  for (const ConstTensorView* rows : {&x.q, &x.k, &x.v, &x.g, &x.beta}) digest = digest_rows(digest, *rows, fragments);
+  if (x.initial_state.given) {
+    for (const kcp::Fragment& f : fragments) {
+      if (f.length > 0 && f.offset == 0) digest = digest_state(digest, x.initial_state, f.document);
+    }
+  }
+  return std::to_string(digest);
+}
+
+/// Refuses an entry of another package, problem or step, naming the first field that differs.
+void check_entry(const kcp::detail::RecomputeEntry& entry, const AgreementFields& now) {
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    const auto& [name, value] = now[i];
+    if (i < entry.record.size() && entry.record[i] == now[i]) continue;
+    const std::string then = i < entry.record.size() ? entry.record[i].second : "nothing";
+    checks::fail("recompute",
+                 std::string("an entry \"") + kEntry + "\" stored by a forward with " + name + " = " + then,
+                 value + " (clear() it for another forward)");
+  }
+}
 
 }  // namespace
 
-std::vector<Chain> make_chains(const kcp::Partition& partition, const kcp::RowPlan& plan, int rank) {
-  std::vector<Chain> chains;
-  std::int64_t number = 0;
-  for (std::int64_t d = 0; d < partition.documents(); ++d) {
-    const std::int64_t rows = partition.length(d);
-    const auto add = [&](const kcp::Piece& piece, std::int64_t from_chunk, std::int64_t end_chunk, bool staged) {
-      while (from_chunk < end_chunk) {
-        const std::int64_t segment = from_chunk / kSegmentChunks;
-        const std::int64_t stop = std::min(end_chunk, (segment + 1) * kSegmentChunks);
-        if (chains.empty() || chains.back().document != d || chains.back().segment != segment) {
-          chains.push_back({d, segment, {}});
-        }
-        Part part;
-        part.rank = piece.rank;
-        part.first_row = from_chunk * kChunk;
-        part.rows = std::min(rows, stop * kChunk) - part.first_row;
-        part.local_row = piece.local_row + part.first_row - piece.offset;
-        part.staged = staged;
-        if (piece.rank == rank) part.number = number++;
-        chains.back().parts.push_back(part);
-        from_chunk = stop;
-      }
-    };
-    for (const kcp::Piece& piece : plan.pieces(d)) {
-      if (piece.first_chunk == piece.end_chunk) continue;
-      const bool cut = piece.first_chunk * kChunk < piece.offset;
-      if (cut) add(piece, piece.first_chunk, piece.first_chunk + 1, true);
-      add(piece, piece.first_chunk + (cut ? 1 : 0), piece.end_chunk, false);
-    }
+void check_kcp_options(const KcpOptions& o) {
+  if (o.missing_rows != nullptr) {
+    throw NotSupported(std::string("saved_rows: got ") + o.missing_rows +
+                       ", which the CPU does not keep; expected auto, tape or none");
   }
-  return chains;
+  if (!o.checkpoint_keep || !o.save_transfer || *o.save_transfer == o.transfer()) return;
+  checks::fail("save_transfer", text_of(*o.save_transfer),
+               std::string("none or ") + text_of(o.transfer()) + " with checkpoint_keep " +
+                   (o.transfer() ? "transfer" : "states"));
 }
 
-KcpKda::Impl::Impl(const kcp::Partition& partition, Communicator& communicator, const Operands& local,
-                   const Settings& chosen)
-    : comm(communicator),
-      plan(partition),
-      chains(make_chains(partition, plan, communicator.rank())),
-      stage(chains, plan, communicator.rank()),
-      operands(local),
-      settings(chosen),
-      table(kernels(current_cpu_isa())) {
-  Operands rows_only = local;
-  rows_only.initial_state = {};
-  problem = check_problem(rows_only, settings);
-  problem.N = partition.documents();
-  const std::int64_t mine = partition.rows(communicator.rank());
-  if (problem.B != 1 || problem.S != mine) {
-    checks::fail("q", std::to_string(problem.B) + " x " + std::to_string(problem.S) + " rows",
-                 "1 x " + std::to_string(mine) + ", the rows of this rank");
-  }
-  for (std::int64_t d = 0; d < problem.N; ++d) {
-    segments.push_back((partition.length(d) + kSegment - 1) / kSegment);
-    first_chain.push_back(0);
-  }
-  for (std::size_t c = chains.size(); c-- > 0;) {
-    first_chain[to_size(chains[c].document)] = c;
-    for (const Part& part : chains[c].parts) parts += part.number >= 0 ? 1 : 0;
-  }
-  extents = {problem.H, problem.HV, problem.Kp(), problem.Vp(), {}};
-  extents.totals.largest.transitions = 1;
-  for (std::int64_t d = 0; d < problem.N; ++d) {
-    auto& longest = extents.totals.largest.longest_segment;
-    longest = std::max(longest, std::min<std::int64_t>(kSegment, partition.length(d)));
-  }
-  states.resize(to_size(parts));
-  pairs.resize(to_size(parts));
-  transitions.resize(chains.size());
-}
+const kcp::FoldPlan& canonical_plan(const kcp::Context& context) { return context.state().canonical; }
+const kcp::FoldPlan& rank_plan(const kcp::Context& context) { return context.state().by_rank; }
 
-/// Rows of a part in a result: in its staging buffer number `which`, or in the local tensor.
-TensorView KcpKda::Impl::part_rows(const Part& part, std::size_t which, const TensorView& whole, std::int64_t& row) {
-  row = part.staged ? 0 : part.local_row;
-  if (!part.staged || !whole.given) return whole;
-  return dense_view(whole, staged_results.at(part.number)[which], part.rows);
-}
-
-void KcpKda::Impl::run_part_forward(const Part& part, std::int64_t hv, Scratch& scratch, float* state, Pairs how,
-                                    const TensorView& out, std::int64_t out_row) {
-  const Head head = part_head(part, hv);
-  SegmentRun run = part_run(part, head, scratch, hv);
-  run.pairs = how;
-  run.state = state;
-  run.zero_state = part.first_row == 0 && !operands.initial_state.given;
-  run.out = head_rows<MutableRows>(out, 0, out_row, hv);
-  if (!run.zero_state) {
-    std::copy_n(state, state_floats(), states[to_size(part.number)].data() + hv * state_floats());
-  }
-  table.forward(run);
-}
-
-void KcpKda::Impl::forward(const ForwardResults& results) {
-  const std::int64_t size = state_floats(), wide = size + extents.transition_floats();
-  stage_operands();
-  staged_results = stage.room({results.out});
-  if (results.final_state.given) {
-    for (std::int64_t n = 0; n < problem.N; ++n) {
-      for (std::int64_t hv = 0; hv < HV(); ++hv) {
-        const bool here = segments[to_size(n)] == 0 && comm.rank() == 0;
-        pass_state(here ? operands.initial_state : ConstTensorView{}, results.final_state, n, hv, problem);
-      }
-    }
-  }
-  std::vector<std::size_t> first, middle, later;
-  for (std::size_t c = 0; c < chains.size(); ++c) {
-    if (chains[c].segment == 0) first.push_back(c);
-    if (is_middle(chains[c])) middle.push_back(c);
-    if (chains[c].segment > 0) later.push_back(c);
-    for (const Part& part : chains[c].parts) {
-      if (!mine(part)) continue;
-      states[to_size(part.number)].assign(to_size(size * HV()), 0.0f);
-      pairs[to_size(part.number)].resize(to_size(pair_floats_of(part.rows) * HV()));
-    }
-  }
-  const auto run_chains = [&](const std::vector<std::size_t>& list, std::map<std::size_t, Floats>& values) {
-    relay(list, false, values, size, false,
-          [&](std::size_t c, const Part& part, std::size_t level, std::int64_t hv, Scratch& scratch) {
-            const Chain& chain = chains[c];
-            float* state = values.at(c).data() + hv * size;
-            if (chain.segment == 0 && level == 0 && operands.initial_state.given) {
-              state_in(operands.initial_state, chain.document, hv, problem, state);
-            }
-            std::int64_t row = 0;
-            const TensorView out = part_rows(part, 0, results.out, row);
-            run_part_forward(part, hv, scratch, state, is_middle(chain) ? Pairs::kLoad : Pairs::kStore, out, row);
-            if (is_last(chain) && level + 1 == chain.parts.size() && results.final_state.given) {
-              state_out(results.final_state, chain.document, hv, problem, state);
-            }
-          });
+KcpSizes kcp_sizes(const kcp::FoldPlan& plan, const KcpShape& s, const KcpOptions& options) {
+  check_kcp_options(options);
+  const Sizes checked = check_sizes(1, 0, 1, s.H, s.HV, s.K, s.V, {}, s.gate_param_grads, {});
+  KcpSizes sizes;
+  sizes.plan = &plan;
+  sizes.extents = checked.extents;
+  sizes.extents.totals = {};
+  const auto row = [](std::int64_t numbers, DType dtype) {
+    return static_cast<std::size_t>(numbers * dtype_size(dtype));
   };
-  // (1) Segment 0 of every document, summaries (b, M) of the middle ones.
-  std::map<std::size_t, Floats> ends, summaries, starts;
-  run_chains(first, ends);
-  relay(middle, false, summaries, wide, false,
-        [&](std::size_t c, const Part& part, std::size_t level, std::int64_t hv, Scratch& scratch) {
-          const Head head = part_head(part, hv);
-          SegmentRun run = part_run(part, head, scratch, hv);
-          run.pairs = Pairs::kStore;
-          run.resume = level > 0;
-          run.state = summaries.at(c).data() + hv * wide;
-          table.summarise(run, run.state + size);
-        });
-  // (2) B_{j+1} = M_j B_j + b_j, on the rank where the summary of segment j ended.
-  const std::int64_t most = segments.empty() ? 0 : *std::max_element(segments.begin(), segments.end());
-  for (std::int64_t j = 1; j < most; ++j) {
-    std::vector<Move> moves;
-    for (std::int64_t d = 0; d < problem.N; ++d) {
-      if (j >= segments[to_size(d)]) continue;
-      const std::size_t before = chain_at(d, j - 1), here = chain_at(d, j);
-      // B_j lies where segment 0 ended (j == 1), or where B_j was folded.
-      const int holder = chains[before].last_rank();
-      const Chain& chain = chains[here];
-      // It goes to the rank that runs segment j first, and to the one that folds it.
-      std::vector<int> targets = {chain.first_rank()};
-      if (is_middle(chain) && chain.last_rank() != chain.first_rank()) targets.push_back(chain.last_rank());
-      if (holder == comm.rank()) starts[here] = ends.at(before);
-      for (const int to : targets) {
-        if (to == comm.rank() && holder != to) starts[here].resize(to_size(size * HV()));
-        if (holder == comm.rank() || to == comm.rank()) {
-          moves.push_back({holder, to, starts.at(here).data(), size * HV()});
-        }
-      }
-    }
-    move(moves);
-    for (std::int64_t d = 0; d < problem.N; ++d) {
-      if (j + 1 >= segments[to_size(d)]) continue;
-      const std::size_t c = chain_at(d, j);
-      if (chains[c].last_rank() != comm.rank()) continue;
-      Floats& next = ends[c];
-      next.resize(to_size(size * HV()));
-      transitions[c].resize(to_size(extents.transition_floats() * HV()));
-      parallel_for(HV(), num_threads(), [&](std::int64_t hv, int) {
-        const float* summary = summaries.at(c).data() + hv * wide;
-        std::copy_n(summary, size, next.data() + hv * size);
-        float* M = transitions[c].data() + hv * extents.transition_floats();
-        std::copy_n(summary + size, extents.transition_floats(), M);
-        table.fold(static_cast<int>(extents.Kp), static_cast<int>(extents.Vp), M, starts.at(c).data() + hv * size,
-                   next.data() + hv * size, false);
-      });
-    }
-  }
-  // (3) Segments 1 .. n-1 from their B_j.
-  run_chains(later, starts);
-  stage.deliver(comm, staged_results, {results.out});
+  sizes.row_bytes = {row(s.H * s.K, s.dtype), row(s.H * s.K, s.dtype), row(s.HV * s.V, s.dtype),
+                     row(s.HV * s.K, s.gate_dtype), row(s.HV, s.beta_dtype)};
+  sizes.out_bytes = row(s.HV * s.V, s.dtype);
+  sizes.tape = options.tape;
+  sizes.transfer = options.transfer();
+  sizes.params = s.gate_param_grads;
+  sizes.initial_state = s.initial_state;
+  sizes.exchange = options.exchange;
+  resolve(sizes);
+  return sizes;
 }
 
-KcpKda::KcpKda(const kcp::Partition& partition, Communicator& communicator, const Operands& operands,
-               const Settings& settings)
-    : impl_(new Impl(partition, communicator, operands, settings)) {}
-KcpKda::~KcpKda() = default;
-void KcpKda::forward(const ForwardResults& results) { impl_->forward(results); }
-void KcpKda::backward(const BackwardArguments& arguments) { impl_->backward(arguments); }
+std::size_t kcp_handoff_bytes(const KcpSizes& sizes) {
+  Arena count;
+  count.take<float>(tape_size(sizes));
+  return count.bytes_needed();
+}
+
+void run_kcp_forward(const KcpPackage& package, const Operands& operands, const Settings& settings,
+                     const kcp::Context& context, const KcpOptions& options, const ForwardResults& results,
+                     const ResolveObjects& resolve_objects) {
+  KcpObjects objects;
+  std::exception_ptr refused;
+  try {
+    objects = resolve_objects();
+  } catch (const Error&) {
+    refused = std::current_exception();
+  }
+  WorkspaceMemory own;
+  WorkspaceMemory& workspace = objects.workspace != nullptr ? *objects.workspace : own;
+  KcpSavedSet* const saved = objects.saved;
+  const bool saving = saved != nullptr;
+  auto* entries = objects.recompute != nullptr ? &objects.recompute->state().entries : nullptr;
+  const bool replaying = entries != nullptr && entries->count(kEntry) > 0;
+
+  Problem problem;
+  std::optional<KcpSizes> sizes;
+  AgreementFields record;
+  std::unique_ptr<std::byte[]> saved_memory;
+  std::vector<std::byte> entry_memory;
+  std::size_t saved_bytes = 0, used = 0;
+  int workers = 1;
+  const auto check = [&]() -> AgreementFields {
+    if (refused) std::rethrow_exception(refused);
+    check_kcp_options(options);
+    problem = check_kcp_problem(operands, settings, context);
+    check_forward(problem, operands, results);
+    sizes = sizes_of(package.plan(context), problem, operands, options, false);
+    AgreementFields fields = call_fields(package, context, problem, operands, settings, *sizes);
+    if (entries != nullptr) {
+      record = fields;
+      record.emplace_back("rows", rows_digest(operands, context));
+    }
+    if (replaying) check_entry(entries->at(kEntry), record);
+    workers = reserve(workspace, [&](int n) { return kcp_forward_bytes(*sizes, saving, n); });
+    used = kcp_forward_bytes(*sizes, saving, workers);
+    if (saving) {
+      saved_bytes = kcp_saved_bytes(*sizes);
+      saved_memory = saved->memory.prepare(saved_bytes, "saved");
+    }
+    if (entries != nullptr && !replaying) {
+      Arena count;
+      carve_kcp_entry(count, *sizes);
+      entry_memory.resize(count.bytes_needed());
+    }
+    fields.emplace_back("call", "forward");
+    fields.emplace_back("save_mode", options.tape ? "tape" : "light");
+    fields.emplace_back("saved given", text_of(saving));
+    fields.emplace_back("final_state given", text_of(results.final_state.given));
+    fields.emplace_back("recompute", entries == nullptr ? "none" : "a handle without this entry");
+    return fields;
+  };
+  // A replay communicates nothing, not even to compare: its forward's entry says that the ranks agreed.
+  if (replaying) {
+    check();
+  } else {
+    require_agreement(context.communicator(), package.module, check);
+  }
+
+  overwrite_handoff(objects.handoff, workspace, used);
+  KcpSavedMemory kept;
+  Arena arena(workspace.memory.data(), workspace.memory.size(), "workspace");
+  const KcpForwardMemory memory = carve_kcp_forward(arena, *sizes, saving);
+  if (saving) {
+    saved->filled = false;
+    saved->memory.adopt(std::move(saved_memory), saved_bytes);
+    Arena saved_arena(saved->memory.data(), saved->memory.size(), "saved");
+    kept = carve_kcp_saved(saved_arena, *sizes);
+    saved->bytes = saved_bytes;
+    saved->handoff = 0;
+    if (replaying && options.handoff && !options.tape && objects.handoff != nullptr) {
+      void* place = nullptr;
+      const std::size_t bytes = kcp_handoff_bytes(*sizes);
+      saved->handoff = save_handoff(*objects.handoff, workspace, bytes, used, place);
+      if (saved->handoff != 0) kept.tape = carve_tape(place, bytes, *sizes);
+    }
+  } else {
+    kept = memory.kept;
+  }
+  KcpRun run(*sizes, context.communicator(), problem, operands, settings,
+             carve_workers(arena, sizes->extents, {}, workers, false), workers);
+  KcpEntryMemory entry;
+  if (entries != nullptr) {
+    std::vector<std::byte>& data = replaying ? entries->at(kEntry).data : entry_memory;
+    Arena entry_arena(data.data(), data.size(), "recompute");
+    entry = carve_kcp_entry(entry_arena, *sizes);
+  }
+  if (replaying) {
+    run.replay(memory, kept, saving, results, entry);
+  } else {
+    run.forward(memory, kept, saving, &results, entries != nullptr ? &entry : nullptr);
+  }
+  if (entries != nullptr && !replaying) (*entries)[kEntry] = {std::move(record), std::move(entry_memory)};
+  if (!saving) return;
+  record_saved(*saved, problem, operands, settings, options.tape);
+  saved->partition = context.state().digest;
+  saved->exchange = sizes->exchange;
+  saved->transfer = sizes->transfer;
+}
+
+void check_kcp_backward(const KcpPackage& package, const Operands& operands, const Settings& settings,
+                        const kcp::Context& context, const KcpOptions& options, const BackwardArguments& arguments,
+                        KcpPartials* partials, bool by_rank, const ResolveObjects& resolve_objects,
+                        KcpBackwardBytes bytes_for, const std::function<void()>& alert, CheckedKcpBackward& checked) {
+  std::unique_ptr<std::byte[]> partials_memory;
+  std::size_t partials_bytes = 0;
+  const kcp::FoldPlan& plan = package.plan(context);
+  const auto check = [&]() -> AgreementFields {
+    checked.objects = resolve_objects();
+    const KcpSavedSet* saved = checked.objects.saved;
+    if (saved != nullptr) {
+      CallOptions saved_options;
+      saved_options.tape = options.tape;
+      check_saved_options(*saved, settings, saved_options);
+      if (saved->partition != context.state().digest) {
+        checks::fail("saved", "one of a forward on another partition", "one of this context's");
+      }
+    }
+    check_kcp_options(options);
+    const Problem& problem = checked.problem = check_kcp_problem(operands, settings, context);
+    if (saved != nullptr) check_saved_problem(*saved, problem, operands);
+    checked.sizes =
+        sizes_of(plan, problem, operands, saved != nullptr ? options : recompute_options(options), partials != nullptr);
+    const KcpSizes& sizes = *checked.sizes;
+    if (saved != nullptr) {
+      const auto same = [](const char* field, const std::string& then, const std::string& now) {
+        if (then != now) checks::fail("saved", std::string("one of a forward with ") + field + " = " + then, now);
+      };
+      same("exchange", kcp::exchange_name(saved->exchange), kcp::exchange_name(sizes.exchange));
+      same("save_transfer", text_of(saved->transfer), text_of(sizes.transfer));
+    }
+    check_backward(problem, operands, settings, arguments.dout, arguments.d_final_state, arguments.results);
+    if (partials != nullptr && !(settings.use_gate_in_kernel && (operands.A_log.given || operands.dt_bias.given))) {
+      checks::fail("gate_params", "an object", "none without A_log or dt_bias");
+    }
+    WorkspaceMemory& workspace =
+        checked.objects.workspace != nullptr ? *checked.objects.workspace : checked.own_workspace;
+    checked.scratch_tape = !sizes.tape;
+    checked.workers = reserve(workspace, [&](int n) { return bytes_for(sizes, saved == nullptr, !sizes.tape, n); });
+    if (partials != nullptr) {
+      const auto blocks = by_rank ? 1 : static_cast<std::int64_t>(plan.ending_chains.size());
+      Arena count;
+      count.take<float>(blocks * sizes.param_block());
+      partials_bytes = count.bytes_needed();
+      partials_memory = partials->memory.prepare(partials_bytes, "gate_params");
+    }
+    AgreementFields fields = call_fields(package, context, problem, operands, settings, sizes);
+    fields.emplace_back("call", "backward");
+    fields.emplace_back("save_mode", options.tape ? "tape" : "light");
+    fields.emplace_back("saved given", text_of(saved != nullptr));
+    const BackwardResults& r = arguments.results;
+    const std::pair<const char*, bool> given[] = {{"dq given", r.dq.given},
+                                                  {"dk given", r.dk.given},
+                                                  {"dv given", r.dv.given},
+                                                  {"dg given", r.dg.given},
+                                                  {"dbeta given", r.dbeta.given},
+                                                  {"dinitial_state given", r.dinitial_state.given},
+                                                  {"d_final_state given", arguments.d_final_state.given},
+                                                  {"gate_params given", partials != nullptr}};
+    for (const auto& [name, value] : given) fields.emplace_back(name, text_of(value));
+    if (plan.total_rows > 0) alert();
+    return fields;
+  };
+  require_agreement(context.communicator(), package.module, check);
+
+  if (checked.objects.saved != nullptr) {
+    Arena arena(checked.objects.saved->memory.data(), checked.objects.saved->memory.size(), "saved");
+    checked.kept = carve_kcp_saved(arena, *checked.sizes);
+  }
+  // Rows left by a replayed forward: then the workers need no room to rebuild them.
+  const KcpObjects& objects = checked.objects;
+  const auto used = [&] {
+    return bytes_for(*checked.sizes, objects.saved == nullptr, checked.scratch_tape, checked.workers);
+  };
+  if (objects.saved != nullptr && objects.saved->handoff != 0) {
+    const std::size_t without = bytes_for(*checked.sizes, false, false, checked.workers);
+    void* rows = bind_handoff(objects.handoff, objects.workspace, objects.saved->handoff, options.handoff, without);
+    if (rows != nullptr) {
+      checked.scratch_tape = false;
+      checked.kept.tape = carve_tape(rows, objects.handoff->bytes, *checked.sizes);
+    }
+  }
+  if (objects.workspace != nullptr) overwrite_handoff(objects.handoff, *objects.workspace, used());
+  if (partials == nullptr) return;
+  partials->filled = false;
+  partials->memory.adopt(std::move(partials_memory), partials_bytes);
+  partials->by_rank = by_rank;
+  partials->problem = checked.problem;
+  partials->partition = context.state().digest;
+  partials->segments.clear();
+  for (const std::size_t c : plan.ending_chains) {
+    if (!by_rank) partials->segments.emplace_back(plan.chains[c].document, plan.chains[c].segment);
+  }
+  partials->count = by_rank ? 1 : static_cast<std::int64_t>(partials->segments.size());
+}
 
 }  // namespace cake::kda

@@ -1,84 +1,52 @@
-// Rows of cut chunks: from strided tensors into dense buffers, over the communicator, and back.
+// Rows of cut chunks: from strided tensors into dense staging buffers, over the communicator, and back.
+//
+// A staging buffer of several tensors holds tensor after tensor, each [staged rows][row bytes]; a message holds its
+// rows in plan order, the tensors of a row run one after another.
 #pragma once
 
 #include <cstddef>
-#include <cstring>
-#include <map>
-#include <vector>
+#include <span>
 
 #include "cake/comm.h"
-#include "cake/kcp.h"
-#include "ops/kda/kcp.h"
+#include "ops/kda/kcp_memory.h"
 
 namespace cake::kda {
 
-/// Bytes of one row (batch row 0) of a [1, S, heads(, width)] view.
+/// A tensor [1, S, heads(, width)] whose rows travel; not given: its rows have no bytes to move.
 template <class View>
-std::size_t row_bytes(const View& x) {
-  return static_cast<std::size_t>(x.shape[2] * (x.ndim > 3 ? x.shape[3] : 1) * dtype_size(x.dtype));
-}
-
-/// Calls fn(element of the view, element of the dense buffer) for every element of `rows` rows from `row` on.
-template <class View, class Fn>
-void each_element(const View& x, std::int64_t row, std::int64_t rows, std::byte* dense, Fn fn) {
-  using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(x.data)>>, const std::byte, std::byte>;
-  const std::int64_t size = dtype_size(x.dtype), width = x.ndim > 3 ? x.shape[3] : 1;
-  const std::int64_t lane = x.ndim > 3 ? x.strides[3] : 1;
-  for (std::int64_t t = row; t < row + rows; ++t) {
-    for (std::int64_t h = 0; h < x.shape[2]; ++h) {
-      for (std::int64_t c = 0; c < width; ++c, dense += size) {
-        fn(static_cast<Byte*>(x.data) + (t * x.strides[1] + h * x.strides[2] + c * lane) * size, dense, size);
-      }
-    }
-  }
-}
-
-inline void read_rows(const ConstTensorView& x, std::int64_t row, std::int64_t rows, std::byte* dense) {
-  each_element(x, row, rows, dense, [](const std::byte* from, std::byte* to, std::int64_t size) {
-    std::memcpy(to, from, static_cast<std::size_t>(size));
-  });
-}
-
-inline void write_rows(const TensorView& x, std::int64_t row, std::int64_t rows, const std::byte* dense) {
-  each_element(x, row, rows, const_cast<std::byte*>(dense),
-               [](std::byte* to, const std::byte* from, std::int64_t size) {
-                 std::memcpy(to, from, static_cast<std::size_t>(size));
-               });
-}
-
-/// A staged part: whose rows lie where.
-struct Staged {
-  std::int64_t document = 0, first_row = 0, rows = 0;
-  struct Own {
-    std::int64_t row, rows, local_row;  ///< row counted from the part's first row
-  };
-  std::vector<Own> own;                ///< rows of this rank
-  std::vector<kcp::HaloRows> foreign;  ///< rows of others
+struct RowTensor {
+  View view;
+  std::size_t bytes = 0;  ///< of a row
 };
 
-/// The cut chunks that this rank computes and the rows that it sends to others.
-class Stage {
- public:
-  Stage(const std::vector<Chain>& chains, const kcp::RowPlan& plan, int rank);
-  /// Staged part `number` (of Part), or nullptr.
-  const Staged* find(std::int64_t number) const {
-    const auto found = parts_.find(number);
-    return found == parts_.end() ? nullptr : &found->second;
+/// The staging rows of a tensor as a dense view of its kind.
+template <class View>
+View staged_view(const View& like, std::byte* memory, std::int64_t rows) {
+  View x = like;
+  if (!like.given) return x;
+  x.data = memory;
+  x.shape[1] = rows;
+  std::int64_t stride = 1;
+  for (int i = like.ndim; i-- > 0;) {
+    x.strides[static_cast<std::size_t>(i)] = stride;
+    stride *= x.shape[static_cast<std::size_t>(i)];
   }
+  return x;
+}
 
-  /// Dense rows of every staged part of several tensors; index by part number, then by tensor.
-  using Buffers = std::map<std::int64_t, std::vector<std::vector<std::byte>>>;
-  /// Brings the rows of `tensors` (each [1, rows, ...]) to the ranks that compute them.
-  Buffers collect(Communicator& communicator, const std::vector<ConstTensorView>& tensors) const;
-  /// Zeroed room for results with the row sizes of `tensors`.
-  Buffers room(const std::vector<TensorView>& tensors) const;
-  /// Brings results of staged parts back to the ranks that hold their rows, and writes them into `tensors`.
-  void deliver(Communicator& communicator, const Buffers& buffers, const std::vector<TensorView>& tensors) const;
-
- private:
-  std::map<std::int64_t, Staged> parts_;
-  std::map<int, std::vector<kcp::HaloRows>> outgoing_;                           // by computer
-  std::map<int, std::vector<std::pair<std::int64_t, kcp::HaloRows>>> incoming_;  // by holder, with the part's number
-};
+/// Brings rows of `tensors` to the ranks that compute them, into `staged`.
+void collect_rows(Communicator& communicator, const kcp::FoldPlan& plan,
+                  std::span<const RowTensor<ConstTensorView>> tensors, std::byte* staged, const MessageMemory& memory);
+/// Brings results of staged rows to the ranks that hold them and writes them into `tensors`. `received`: where the rows
+/// that came from other ranks are kept as well, or nullptr.
+void deliver_rows(Communicator& communicator, const kcp::FoldPlan& plan, std::span<const RowTensor<TensorView>> tensors,
+                  const std::byte* staged, const MessageMemory& memory, std::byte* received);
+/// Without communication: rows that `received` kept, and this rank's own.
+void replay_rows(const kcp::FoldPlan& plan, std::span<const RowTensor<TensorView>> tensors, const std::byte* staged,
+                 const std::byte* received);
+/// FNV-1a over the first and the last row of each of this rank's fragments of a tensor, continuing `digest`.
+std::uint64_t digest_rows(std::uint64_t digest, const ConstTensorView& x, const std::vector<kcp::Fragment>& fragments);
+/// The same over the first row of a document's state in every head.
+std::uint64_t digest_state(std::uint64_t digest, const ConstTensorView& states, std::int64_t document);
 
 }  // namespace cake::kda

@@ -78,7 +78,7 @@ void check_gate(const Operands& x, const Settings& settings, const Problem& p) {
 
 }  // namespace
 
-Problem check_problem(const Operands& x, const Settings& settings) {
+Problem check_problem(const Operands& x, const Settings& settings, std::optional<std::int64_t> documents) {
   Problem p;
   require_operand(x.q, "q", "[B, S, H, K]", {kAny, kAny, kAny, kAny}, kFloats);
   p.B = x.q.shape[0];
@@ -114,7 +114,7 @@ Problem check_problem(const Operands& x, const Settings& settings) {
     check_offsets(x.cu_seqlens, p.B, p.S);
     p.N = x.cu_seqlens.shape[0] - 1;
   } else {
-    p.N = p.B;
+    p.N = documents.value_or(p.B);
   }
   if (x.initial_state.given) {
     require_operand(x.initial_state, "initial_state", "[N, HV, K, V]", {p.N, p.HV, p.K, p.V}, {DType::kFloat32});

@@ -49,8 +49,9 @@ struct Problem {
 };
 
 /// Checks operands and settings (shapes, dtypes, pointers, cu_seqlens content, contradicting options) and resolves the
-/// sizes. Throws InvalidArgument naming the argument.
-Problem check_problem(const Operands& operands, const Settings& settings);
+/// sizes. `documents`: how many the states are for, where that does not follow from the operands (over ranks: B is 1).
+/// Throws InvalidArgument naming the argument.
+Problem check_problem(const Operands& operands, const Settings& settings, std::optional<std::int64_t> documents = {});
 /// Checks the forward's outputs.
 void check_forward(const Problem& problem, const Operands& operands, const ForwardResults& results);
 /// Checks the backward's gradients and incoming gradients.

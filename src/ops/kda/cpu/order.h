@@ -53,6 +53,12 @@ class AnyOrder {
   std::int64_t width_ = 0;
 };
 
+/// Whether an order keeps the partial of every segment, so that they can be brought together over ranks.
+template <class Order>
+inline constexpr bool kKeepsPartials = true;
+template <>
+inline constexpr bool kKeepsPartials<AnyOrder> = false;
+
 #ifdef CAKE_PLANT_ORDER_FAULT
 using DetOrder = AnyOrder;  // the fault `cake audit` must find
 #else

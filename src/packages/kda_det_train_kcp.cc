@@ -1,0 +1,130 @@
+// cake_kda_det_train_kcp: binds the KDA family over ranks to the canonical segments and the fixed order.
+#include "cake/kda_det_train_kcp.h"
+
+#include "packages/kda_kcp_package.h"
+
+namespace cake::kda_det_train_kcp {
+namespace detail {
+struct PartialsState : kda::KcpPartials {};
+struct SavedState : kda::KcpSavedSet {};
+struct WorkspaceState : kda::WorkspaceMemory {};
+}  // namespace detail
+
+namespace {
+
+using Order = kda::DetOrder;
+constexpr kda::KcpPackage kPackage{"cake_kda_det_train_kcp", kda::canonical_plan};
+
+void run_backward(const Inputs& inputs, const kcp::Context& context, const ConstTensorView& dout,
+                  const ConstTensorView& d_final_state, const Gradients& gradients, const Options& options,
+                  const kda::ResolveObjects& objects) {
+  kda::run_kcp_backward<Order>(kPackage, kda::kcp_operands_of(inputs), kda::settings_of(options), context,
+                               kda::kcp_options_of(options), kda::kcp_arguments_of(dout, d_final_state, gradients),
+                               kda::state_of(gradients.gate_params), objects, [] {});
+}
+
+}  // namespace
+
+GateParamPartials::GateParamPartials() : state_(new detail::PartialsState) {}
+GateParamPartials::~GateParamPartials() = default;
+GateParamPartials::GateParamPartials(GateParamPartials&&) noexcept = default;
+GateParamPartials& GateParamPartials::operator=(GateParamPartials&&) noexcept = default;
+bool GateParamPartials::empty() const { return !state_->filled; }
+std::size_t GateParamPartials::nbytes() const { return state_->memory.size(); }
+std::vector<GateParamPartial> GateParamPartials::partials() const {
+  return kda::partials_of<GateParamPartial>(*state_);
+}
+void GateParamPartials::local_grads(const TensorView& dA_log, const TensorView& ddt_bias) const {
+  kda::local_kcp_grads(*state_, dA_log, ddt_bias);
+}
+Tag GateParamPartials::tag() { return {"kda", "det", true, "partials", 1}; }
+
+Saved::Saved() : state_(new detail::SavedState) {}
+Saved::Saved(void* memory, std::size_t bytes) : state_(new detail::SavedState{{{kda::CallerMemory(memory, bytes)}}}) {}
+Saved::~Saved() = default;
+Saved::Saved(Saved&&) noexcept = default;
+Saved& Saved::operator=(Saved&&) noexcept = default;
+bool Saved::empty() const { return !state_->filled; }
+std::size_t Saved::nbytes() const { return state_->filled ? state_->bytes : 0; }
+Tag Saved::tag() { return {"kda", "det", true, "saved", 1}; }
+
+Workspace::Workspace() : state_(new detail::WorkspaceState) {}
+Workspace::Workspace(void* memory, std::size_t bytes)
+    : state_(new detail::WorkspaceState{{kda::CallerMemory(memory, bytes)}}) {}
+Workspace::~Workspace() = default;
+Workspace::Workspace(Workspace&&) noexcept = default;
+Workspace& Workspace::operator=(Workspace&&) noexcept = default;
+std::size_t Workspace::nbytes() const { return kda::workspace_bytes_held(*state_); }
+Tag Workspace::tag() { return {"kda", "det", true, "workspace", 1}; }
+
+bool is_supported(Device device) { return device.type == DeviceType::kCpu; }
+
+std::vector<Implementation> implementations(Device device) { return kda::implementations(device); }
+
+void forward(const Inputs& inputs, const kcp::Context& context, const Outputs& outputs, const Options& options,
+             Workspace* workspace, Saved* saved, kcp::RecomputeHandle* recompute) {
+  kda::run_kcp_forward(
+      kPackage, kda::kcp_operands_of(inputs), kda::settings_of(options), context, kda::kcp_options_of(options),
+      {outputs.out, outputs.final_state}, [&]() -> kda::KcpObjects {
+        return {kda::state_of(workspace), kda::state_of(saved), recompute, kda::handoff_of(kda::state_of(workspace))};
+      });
+}
+
+void forward(const Inputs& inputs, const kcp::Context& context, const Outputs& outputs, const Options& options,
+             const Handle& workspace, const Handle& saved, const Handle& recompute) {
+  kda::run_kcp_forward(kPackage, kda::kcp_operands_of(inputs), kda::settings_of(options), context,
+                       kda::kcp_options_of(options), {outputs.out, outputs.final_state},
+                       [&] { return kda::kcp_objects_of<Saved, Workspace>(workspace, saved, recompute); });
+}
+
+void backward(const Inputs& inputs, const kcp::Context& context, const ConstTensorView& dout,
+              const ConstTensorView& d_final_state, const Gradients& gradients, const Options& options,
+              Workspace* workspace, const Saved* saved) {
+  run_backward(inputs, context, dout, d_final_state, gradients, options, [&]() -> kda::KcpObjects {
+    return {kda::state_of(workspace), kda::state_of(saved), nullptr, kda::handoff_of(kda::state_of(workspace))};
+  });
+}
+
+void backward(const Inputs& inputs, const kcp::Context& context, const ConstTensorView& dout,
+              const ConstTensorView& d_final_state, const Gradients& gradients, const Options& options,
+              const Handle& workspace, const Handle& saved) {
+  run_backward(inputs, context, dout, d_final_state, gradients, options,
+               [&] { return kda::kcp_objects_of<Saved, Workspace>(workspace, saved, {}); });
+}
+
+void reduce_gate_param_grads(const kcp::Context& context, const GateParamPartials& partials, const TensorView& dA_log,
+                             const TensorView& ddt_bias) {
+  kda::reduce_kcp_partials(kPackage, context, partials.state(), dA_log, ddt_bias);
+}
+
+Handle make_handle(std::shared_ptr<Saved> saved) { return {Saved::tag(), std::move(saved)}; }
+Handle make_handle(std::shared_ptr<Workspace> workspace) { return {Workspace::tag(), std::move(workspace)}; }
+
+std::size_t forward_workspace_bytes(const kcp::Context& context, const Shape& shape, const Options& options,
+                                    bool saving, int threads) {
+  return kda::kcp_forward_bytes_of(kPackage.plan(context), shape, options, saving, threads);
+}
+
+std::size_t backward_workspace_bytes(const kcp::Context& context, const Shape& shape, bool recompute,
+                                     const Options& options, int threads) {
+  return kda::kcp_backward_bytes_of<Order>(kPackage.plan(context), shape, recompute, options, threads);
+}
+
+std::size_t workspace_bytes(const kcp::Context& context, const Shape& shape, const Options& options, int threads) {
+  return std::max({forward_workspace_bytes(context, shape, options, false, threads),
+                   backward_workspace_bytes(context, shape, false, options, threads),
+                   backward_workspace_bytes(context, shape, true, options, threads)});
+}
+
+std::size_t saved_bytes(const kcp::Context& context, const Shape& shape, const Options& options) {
+  return kda::kcp_saved_bytes(
+      kda::kcp_sizes(kPackage.plan(context), kda::kcp_shape_of(shape), kda::kcp_options_of(options)));
+}
+
+kcp::CommBytes comm_bytes(const kcp::Context& context, const Shape& shape, const Options& options) {
+  return kda::kcp_comm_bytes(
+      kda::kcp_sizes(kPackage.plan(context), kda::kcp_shape_of(shape), kda::kcp_options_of(options)),
+      !kda::kKeepsPartials<Order>);
+}
+
+}  // namespace cake::kda_det_train_kcp
