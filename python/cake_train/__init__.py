@@ -1,0 +1,1 @@
+"""Cake Train: training kernels whose package name says what their gradients promise."""
