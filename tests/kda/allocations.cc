@@ -21,8 +21,13 @@ void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   g_bytes += static_cast<long>(bytes);
   return std::malloc(bytes == 0 ? 1 : bytes);
 }
+// The library's array forms call the ones above; a sanitizer's do not.
+void* operator new[](std::size_t bytes) { return operator new(bytes); }
+void* operator new[](std::size_t bytes, const std::nothrow_t& tag) noexcept { return operator new(bytes, tag); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace cake::test {
 
