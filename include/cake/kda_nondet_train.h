@@ -116,6 +116,12 @@ class CAKE_API Saved {
   bool empty() const;
   /// Bytes in use.
   std::size_t nbytes() const;
+  /// What a forward filled it with, as a text of at most 448 bytes: with it and the caller's memory (or a copy of it at
+  /// an address of the same remainder by 64) another object can serve the backward. Throws InvalidArgument when empty.
+  std::string record() const;
+  /// A set in memory that a forward filled. Throws the errors of check_tag for a record of another package,
+  /// InvalidArgument for a text that is none, OutOfMemory for memory smaller than the record says.
+  static Saved from_record(void* memory, std::size_t bytes, const std::string& record);
   /// "cake/kda/nondet/saved/v1".
   static Tag tag();
   /// The object behind the class, for the package's own functions.

@@ -34,6 +34,12 @@ Saved::Saved(Saved&&) noexcept = default;
 Saved& Saved::operator=(Saved&&) noexcept = default;
 bool Saved::empty() const { return !state_->filled; }
 std::size_t Saved::nbytes() const { return state_->filled ? state_->bytes : 0; }
+std::string Saved::record() const { return kda::saved_record(tag(), *state_); }
+Saved Saved::from_record(void* memory, std::size_t bytes, const std::string& record) {
+  Saved saved(memory, bytes);
+  kda::restore_saved(*saved.state_, tag(), record);
+  return saved;
+}
 Tag Saved::tag() { return {"kda", "nondet", false, "saved", 1}; }
 
 Workspace::Workspace() : state_(new detail::WorkspaceState) {}

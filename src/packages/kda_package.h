@@ -5,6 +5,7 @@
 #include "core/checks.h"
 #include "ops/kda/call.h"
 #include "ops/kda/plan.h"
+#include "ops/kda/saved_record.h"
 
 namespace cake::kda {
 

@@ -1,6 +1,7 @@
 // The determinism alert: what a nondeterministic backward does when the caller's policy forbids it.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "cake/core/export.h"
@@ -28,6 +29,26 @@ CAKE_API WarningHandler set_warning_handler(WarningHandler handler);
 /// `setting` the switch the caller used ("DeterminismPolicy::kForbid", or torch's own in Python).
 /// Throws NondeterminismAlert under kForbid.
 CAKE_API void alert_not_deterministic(const char* entry, DeterminismPolicy policy, const char* setting);
+
+/// What another language's binding says in the alerts of this thread: its own entry and setting.
+struct AlertWords {
+  std::string entry;                              ///< for example "cake_kda_nondet"
+  std::string setting;                            ///< the caller's switch
+  std::string advice;                             ///< follows the message; may be empty
+  std::function<void(const std::string&)> warn{};  ///< receives the warning; what it throws ends the call
+};
+/// Makes the alerts of this thread use `words` for a scope.
+class CAKE_API ScopedAlertWords {
+ public:
+  /// `words` must outlive the scope.
+  explicit ScopedAlertWords(const AlertWords& words);
+  ~ScopedAlertWords();
+  ScopedAlertWords(const ScopedAlertWords&) = delete;
+  ScopedAlertWords& operator=(const ScopedAlertWords&) = delete;
+
+ private:
+  const AlertWords* before_;
+};
 
 /// Sets this thread's default policy for a scope.
 class ScopedDeterminismPolicy {
