@@ -7,10 +7,11 @@ CAKE_JOBS=$(nproc 2>/dev/null || echo 1)
 say() { printf '\n== %s\n' "$*"; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 
-# Compiled objects are shared between builds and between clones in other folders.
+# Compiled objects are shared between builds and between clones in other folders: relative to its build folder every copy
+# of the sources lies alike.
 use_ccache() {
   command -v ccache >/dev/null || return 0
-  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$CAKE_ROOT CCACHE_NOHASHDIR=1
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
 }
 
 # build PRESET [TARGET...]: configures and builds a preset of CMakePresets.json in build/PRESET.

@@ -11,7 +11,7 @@ packages=(
   # the cake command
   nlohmann-json3-dev libcli11-dev libfmt-dev libssl-dev
   # tests and benchmarks
-  libgtest-dev libbenchmark-dev libopenblas-dev python3 python3-pytest
+  libgtest-dev libbenchmark-dev libopenblas-dev python3 python3-venv
   # format, lint, docs
   clang-format-14 clang-tidy-14 shellcheck doxygen
   # apt over https on a bare machine

@@ -84,7 +84,8 @@ class KdaExports {
   static void backward(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, MaybeTensor cu_seqlens,
                        MaybeTensor initial_state, MaybeTensor A_log, MaybeTensor dt_bias, Tensor dout,
                        MaybeTensor d_final_state, MaybeTensor dq, MaybeTensor dk, MaybeTensor dv, MaybeTensor dg,
-                       MaybeTensor dbeta, MaybeTensor dA_log, MaybeTensor ddt_bias, MaybeTensor dinitial_state, OptionMap options, tvm::ffi::Optional<HandleRef> workspace,
+                       MaybeTensor dbeta, MaybeTensor dA_log, MaybeTensor ddt_bias, MaybeTensor dinitial_state,
+                       OptionMap options, tvm::ffi::Optional<HandleRef> workspace,
                        tvm::ffi::Optional<HandleRef> saved) {
     translated([&] {
       P::backward(inputs(q, k, v, g, beta, cu_seqlens, initial_state, A_log, dt_bias), const_view(dout, "dout"),
@@ -95,11 +96,13 @@ class KdaExports {
   }
   /// The same for a nondet package: what its alert does, and in which words.
   static void backward_alerting(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, MaybeTensor cu_seqlens,
-                       MaybeTensor initial_state, MaybeTensor A_log, MaybeTensor dt_bias, Tensor dout,
-                       MaybeTensor d_final_state, MaybeTensor dq, MaybeTensor dk, MaybeTensor dv, MaybeTensor dg,
-                       MaybeTensor dbeta, MaybeTensor dA_log, MaybeTensor ddt_bias, MaybeTensor dinitial_state, OptionMap options, tvm::ffi::Optional<HandleRef> workspace,
-                       tvm::ffi::Optional<HandleRef> saved, int64_t policy, tvm::ffi::String entry,
-                       tvm::ffi::String setting, tvm::ffi::String advice, tvm::ffi::Optional<tvm::ffi::Function> warn) {
+                                MaybeTensor initial_state, MaybeTensor A_log, MaybeTensor dt_bias, Tensor dout,
+                                MaybeTensor d_final_state, MaybeTensor dq, MaybeTensor dk, MaybeTensor dv,
+                                MaybeTensor dg, MaybeTensor dbeta, MaybeTensor dA_log, MaybeTensor ddt_bias,
+                                MaybeTensor dinitial_state, OptionMap options, tvm::ffi::Optional<HandleRef> workspace,
+                                tvm::ffi::Optional<HandleRef> saved, int64_t policy, tvm::ffi::String entry,
+                                tvm::ffi::String setting, tvm::ffi::String advice,
+                                tvm::ffi::Optional<tvm::ffi::Function> warn) {
     translated([&] {
       const AlertWords words = alert_words(entry, setting, advice, warn);
       const ScopedAlertWords scope(words);
@@ -137,9 +140,9 @@ class KdaExports {
     });
   }
   static void plan_backward(HandleRef plan, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, MaybeTensor cu_seqlens,
-                       MaybeTensor initial_state, MaybeTensor A_log, MaybeTensor dt_bias, Tensor dout,
-                       MaybeTensor d_final_state, MaybeTensor dq, MaybeTensor dk, MaybeTensor dv, MaybeTensor dg,
-                       MaybeTensor dbeta, MaybeTensor dA_log, MaybeTensor ddt_bias, MaybeTensor dinitial_state) {
+                            MaybeTensor initial_state, MaybeTensor A_log, MaybeTensor dt_bias, Tensor dout,
+                            MaybeTensor d_final_state, MaybeTensor dq, MaybeTensor dk, MaybeTensor dv, MaybeTensor dg,
+                            MaybeTensor dbeta, MaybeTensor dA_log, MaybeTensor ddt_bias, MaybeTensor dinitial_state) {
     translated([&] {
       plan_of(plan)->backward(inputs(q, k, v, g, beta, cu_seqlens, initial_state, A_log, dt_bias),
                               const_view(dout, "dout"), const_view(d_final_state, "d_final_state"),
@@ -147,12 +150,13 @@ class KdaExports {
     });
   }
   /// The same for a nondet package.
-  static void plan_backward_alerting(HandleRef plan, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, MaybeTensor cu_seqlens,
-                       MaybeTensor initial_state, MaybeTensor A_log, MaybeTensor dt_bias, Tensor dout,
-                       MaybeTensor d_final_state, MaybeTensor dq, MaybeTensor dk, MaybeTensor dv, MaybeTensor dg,
-                       MaybeTensor dbeta, MaybeTensor dA_log, MaybeTensor ddt_bias, MaybeTensor dinitial_state, int64_t policy, tvm::ffi::String entry,
-                                     tvm::ffi::String setting, tvm::ffi::String advice,
-                                     tvm::ffi::Optional<tvm::ffi::Function> warn) {
+  static void plan_backward_alerting(HandleRef plan, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta,
+                                     MaybeTensor cu_seqlens, MaybeTensor initial_state, MaybeTensor A_log,
+                                     MaybeTensor dt_bias, Tensor dout, MaybeTensor d_final_state, MaybeTensor dq,
+                                     MaybeTensor dk, MaybeTensor dv, MaybeTensor dg, MaybeTensor dbeta,
+                                     MaybeTensor dA_log, MaybeTensor ddt_bias, MaybeTensor dinitial_state,
+                                     int64_t policy, tvm::ffi::String entry, tvm::ffi::String setting,
+                                     tvm::ffi::String advice, tvm::ffi::Optional<tvm::ffi::Function> warn) {
     translated([&] {
       const AlertWords words = alert_words(entry, setting, advice, warn);
       const ScopedAlertWords scope(words);

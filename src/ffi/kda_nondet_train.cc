@@ -23,8 +23,8 @@ struct Package {
     kda_nondet_train::forward(inputs, outputs, options, workspace, saved);
   }
   static void backward(const Inputs& inputs, const ConstTensorView& dout, const ConstTensorView& d_final_state,
-                       const Gradients& gradients, const Options& options, const Handle& workspace,
-                       const Handle& saved, DeterminismPolicy policy) {
+                       const Gradients& gradients, const Options& options, const Handle& workspace, const Handle& saved,
+                       DeterminismPolicy policy) {
     kda_nondet_train::backward(inputs, dout, d_final_state, gradients, options, workspace, saved, policy);
   }
   static std::size_t saved_bytes(const Shape& shape, const Options& options) {

@@ -43,7 +43,8 @@ class SavedImage {
   std::string read() const {
     Header header;
     std::memcpy(&header, base_, sizeof(header));
-    if (header.size > sizeof(header.text)) checks::fail("saved", "memory whose record is damaged", "what a forward filled");
+    if (header.size > sizeof(header.text))
+      checks::fail("saved", "memory whose record is damaged", "what a forward filled");
     if (header.alignment != alignment()) {
       checks::fail("saved", "a copy that starts " + std::to_string(alignment()) + " bytes after a multiple of 64",
                    std::to_string(header.alignment) + " as in the forward");

@@ -14,6 +14,7 @@ ALLOWED = {
     "src/core": ("cake/core/", "core/"),
     "src/comm": ("cake/core/", "cake/comm.h", "cake/kcp.h", "cake/mpi.h", "core/", "comm/"),
     "src/packages": ("cake/", "core/", "ops/", "packages/"),
+    "src/ffi": ("cake/", "core/", "ffi/"),
     "examples": ("cake/", "core/", "ops/", "examples/"),
     "benchmarks": ("cake/", "core/", "ops/", "benchmarks/"),
     "tools": ("cake/", "core/", "ops/", "packages/", "examples/", "benchmarks/", "tools/"),
@@ -23,6 +24,7 @@ ALLOWED = {
 THIRD_PARTY = {
     "tbb/": ("src/core/parallel.cc",),
     "mpi.h": ("src/comm/mpi.cc",),
+    "tvm/ffi/": ("src/ffi/",),
     "immintrin.h": ("src/core/", "src/ops/", "benchmarks/", "tools/", "tests/"),
     "nlohmann/": ("tools/", "examples/", "tests/"),
     "CLI/": ("tools/", "examples/", "tests/"),

@@ -119,9 +119,11 @@ def test_options_that_tune_change_no_bit(chunk_kda):
     problem = make_problem(SMALL)
     plain = results(chunk_kda, problem)
     table = problem.options["cu_seqlens"]
-    for options in ({"disable_recompute": True}, {"chunk_size": 32}, {"safe_gate": True}, {"lower_bound": -900.0, "safe_gate": True},
-                    {"chunk_indices": torch.zeros(2, 2, dtype=torch.int64)}, {"cu_seqlens": table.int()},
-                    {"cu_seqlens_cpu": table.int()}, {"max_num_seqs": None, "use_graph": False}):
+    for options in ({"disable_recompute": True}, {"chunk_size": 32}, {"safe_gate": True},
+                    {"lower_bound": -900.0, "safe_gate": True},
+                    {"chunk_indices": torch.zeros(2, 2, dtype=torch.int64)},
+                    {"cu_seqlens": table.int()}, {"cu_seqlens_cpu": table.int()},
+                    {"max_num_seqs": None, "use_graph": False}):
         other = results(chunk_kda, problem, **options)
         for name, x in plain.items():
             assert torch.equal(x, other[name]), (options, name)
@@ -172,7 +174,8 @@ def test_empty_documents_and_rows_past_the_last_offset(chunk_kda):
         assert torch.equal(got["final_state"][n], problem.operands["initial_state"][n])
         assert torch.equal(got["dinitial_state"][n], problem.d_final_state[n])
     alone = make_problem(case)
-    alone.operands = {n: x.detach()[:, :80] if n in ("q", "k", "v", "g", "beta") else x for n, x in alone.operands.items()}
+    for name in ("q", "k", "v", "g", "beta"):
+        alone.operands[name] = alone.operands[name].detach()[:, :80]
     alone.dout = alone.dout[:, :80]
     for name, x in results(chunk_kda, alone).items():
         assert torch.equal(got[name], x), name
@@ -300,8 +303,8 @@ LOADED = """
 import sys
 sys.path.insert(0, {python!r})
 from cake_train.compat.fla_{mode} import chunk_kda
-early = [m for m in sys.modules if m.split(".")[0] in ("torch", "numpy", "tvm_ffi") or m.startswith("cake_train._backend")
-         or m.startswith("cake_train.cake_")]
+early = [m for m in sys.modules if m.split(".")[0] in ("torch", "numpy", "tvm_ffi")
+         or m.startswith(("cake_train._backend", "cake_train.cake_"))]
 assert not early, early
 import torch
 x = torch.ones(1, 3, 1, 4)

@@ -32,9 +32,9 @@ CAKE_API void alert_not_deterministic(const char* entry, DeterminismPolicy polic
 
 /// What another language's binding says in the alerts of this thread: its own entry and setting.
 struct AlertWords {
-  std::string entry;                              ///< for example "cake_kda_nondet"
-  std::string setting;                            ///< the caller's switch
-  std::string advice;                             ///< follows the message; may be empty
+  std::string entry;                               ///< for example "cake_kda_nondet"
+  std::string setting;                             ///< the caller's switch
+  std::string advice;                              ///< follows the message; may be empty
   std::function<void(const std::string&)> warn{};  ///< receives the warning; what it throws ends the call
 };
 /// Makes the alerts of this thread use `words` for a scope.

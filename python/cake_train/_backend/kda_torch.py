@@ -61,6 +61,7 @@ class Operators:
         self.forward.register_fake(self._forward_fake)
         self.backward.register_fake(self._backward_fake)
         self.forward.register_autograd(self._formula, setup_context=self._keep)
+        self.backward.register_autograd(self._no_second_derivative)
         self.forward.register_vmap(self._no_vmap)
         self.backward.register_vmap(self._no_vmap)
 
@@ -104,7 +105,8 @@ class Operators:
         saved = None
         memory = torch.empty(0, dtype=torch.uint8)
         if save and q.dim() == 4 and v.dim() == 4:
-            memory = torch.empty(self._saved_size(q, v, cu_seqlens, tape), dtype=torch.uint8)
+            # Zeros: what a forward leaves out (alignment, rows past a document's end) shall not differ between runs.
+            memory = torch.zeros(self._saved_size(q, v, cu_seqlens, tape), dtype=torch.uint8)
             saved = objects.LibraryObject(package.call("saved_over", memory))
         out, final_state = kda.forward(
             package,
@@ -238,6 +240,9 @@ class Operators:
             if wanted >> n & 1:
                 gradients[n] = x
         return tuple(gradients)
+
+    def _no_second_derivative(self, ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError(f"{self._entry} has no second derivative: its gradients cannot be differentiated")
 
     def _no_vmap(self, info: Any, in_dims: Any, *arguments: Any) -> Any:
         raise NotImplementedError(

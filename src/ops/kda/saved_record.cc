@@ -41,7 +41,9 @@ class Writer {
 
 class Reader {
  public:
-  Reader(const std::string& text, const Tag& expected) : text_(text) { check_tag(Tag::parse(word()), expected, "saved"); }
+  Reader(const std::string& text, const Tag& expected) : text_(text) {
+    check_tag(Tag::parse(word()), expected, "saved");
+  }
   void visit(std::int64_t& x) { x = static_cast<std::int64_t>(number()); }
   void visit(std::size_t& x) { x = number(); }
   void visit(bool& x) { x = limited(1) == 1; }

@@ -13,8 +13,8 @@ namespace cake::kda {
 std::string saved_record(const Tag& tag, const SavedSet& saved);
 /// The same for a set of a package over ranks.
 std::string saved_record(const Tag& tag, const KcpSavedSet& saved);
-/// Fills the record of a set that lies in the memory it was filled in, or in a copy. Throws the errors of check_tag for a
-/// record of another package, InvalidArgument for a text that is none, OutOfMemory for memory smaller than the record
+/// Fills the record of a set that lies in the memory it was filled in, or in a copy. Throws the errors of check_tag for
+/// a record of another package, InvalidArgument for a text that is none, OutOfMemory for memory smaller than the record
 /// says.
 void restore_saved(SavedSet& saved, const Tag& expected, const std::string& record);
 /// The same for a set of a package over ranks. Rows that a replayed forward left in a workspace stay reachable.
