@@ -58,6 +58,35 @@ TEST_F(DeterminismAlert, HandlerIsReturnedAndReplaced) {
   EXPECT_TRUE(heard().empty());
 }
 
+TEST_F(DeterminismAlert, ABindingsWordsAreUsedForAScope) {
+  std::vector<std::string> warned;
+  const AlertWords words{"cake_toy_nondet", "the switch", "Turn it off.",
+                         [&](const std::string& text) { warned.push_back(text); }};
+  const std::string text =
+      "cake_toy_nondet does not have a deterministic implementation, but you set 'the switch'. Turn it off.";
+  {
+    const ScopedAlertWords scope(words);
+    alert_not_deterministic("entry", DeterminismPolicy::kAllow, "setting");
+    EXPECT_TRUE(warned.empty());
+    alert_not_deterministic("entry", DeterminismPolicy::kWarn, "setting");
+    expect_error<NondeterminismAlert>([] { alert_not_deterministic("entry", DeterminismPolicy::kForbid, "setting"); },
+                                      {text.c_str()});
+    std::thread([] { alert_not_deterministic("other", DeterminismPolicy::kWarn, "setting"); }).join();
+  }
+  EXPECT_EQ(warned, std::vector<std::string>{text});
+  alert_not_deterministic("entry", DeterminismPolicy::kWarn, "setting");
+  ASSERT_EQ(heard().size(), 2u);
+  EXPECT_EQ(heard()[0].rfind("other ", 0), 0u);
+  EXPECT_EQ(heard()[1].rfind("entry ", 0), 0u);
+}
+
+TEST_F(DeterminismAlert, WhatABindingsWarningThrowsEndsTheCall) {
+  const AlertWords words{"entry", "setting", "", [](const std::string&) { throw InvalidArgument("stop"); }};
+  const ScopedAlertWords scope(words);
+  expect_error<InvalidArgument>([] { alert_not_deterministic("entry", DeterminismPolicy::kWarn, "setting"); },
+                                {"stop"});
+}
+
 TEST_F(DeterminismAlert, DefaultPolicyBelongsToTheThread) {
   EXPECT_EQ(default_determinism_policy(), DeterminismPolicy::kAllow);
   {

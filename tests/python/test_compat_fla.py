@@ -24,10 +24,15 @@ from cake_train.testing import mode_names
 MODES = ("det", "nondet")
 
 
+def compat(mode):
+    """The function of a mode."""
+    return importlib.import_module(f"cake_train.compat.fla_{mode}").chunk_kda
+
+
 @pytest.fixture(params=MODES)
 def chunk_kda(request):
     """The function of each mode."""
-    return importlib.import_module(f"cake_train.compat.fla_{request.param}").chunk_kda
+    return compat(request.param)
 
 
 NAIVE_CHUNK = [
@@ -80,10 +85,11 @@ BETA = [
 SMALL = Case(1, 80, 1, 2, 16, FP32, offsets=(0, 30, 80), uniform=False)
 
 
-# The mode varies fastest, so that both modes meet one run of the recurrence.
+# The mode varies fastest: both modes meet one run of the recurrence.
 @pytest.mark.parametrize("case", NAIVE_CHUNK + CHUNK + VARLEN + BETA, ids=str)
-def test_case(case, chunk_kda):
-    judge(case, results(chunk_kda, make_problem(case), **compat_options(case)))
+@pytest.mark.parametrize("mode", MODES)
+def test_case(case, mode):
+    judge(case, results(compat(mode), make_problem(case), **compat_options(case)))
 
 
 @pytest.mark.parametrize("case", STATE_V_FIRST, ids=str)

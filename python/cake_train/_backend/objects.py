@@ -47,9 +47,8 @@ def number_of(x: Any, name: str, class_name: str) -> int:
     if x is None:
         return 0
     handle_of(x, name, class_name)
-    number = x._number
-    if _table.get(number) is x:
-        return number
+    if isinstance(x, LibraryObject):  # nothing is looked up here: torch.compile follows this
+        return x._number
     if x not in _adopted:  # an object of another copy of this package
         number = next(_numbers)
         _table[number] = x
