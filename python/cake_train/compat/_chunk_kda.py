@@ -86,7 +86,7 @@ def _packed(entries: Entries, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
 
 def _over_ranks(entries: Entries, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
                 beta: torch.Tensor, context: Any, state: torch.Tensor | None, options: dict[str, Any]) -> Any:
-    from cake_train.compat import _cp_context
+    from . import _cp_context
 
     kcp = entries.kcp()
     if not isinstance(context, kcp.context_type):

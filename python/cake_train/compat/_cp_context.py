@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from cake_train.compat._chunk_kda import KcpEntries
+    from ._chunk_kda import KcpEntries
 
 _DEFAULT_CONV_KERNEL = 4
 _KEPT = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cake_train.compat._chunk_kda import Entries, KcpEntries, run_chunk_kda
+from ._chunk_kda import Entries, KcpEntries, run_chunk_kda
 
 if TYPE_CHECKING:
     import torch
@@ -17,13 +17,13 @@ __all__ = ["chunk_kda"]
 
 
 def _kda() -> Callable[..., Any]:
-    from cake_train.cake_kda_det_train import cake_kda_det
+    from ..cake_kda_det_train import cake_kda_det
 
     return cake_kda_det
 
 
 def _kcp() -> KcpEntries:
-    from cake_train import cake_kda_det_train_kcp as package
+    from .. import cake_kda_det_train_kcp as package
 
     return KcpEntries(package.cake_kda_det_kcp, package.cake_kda_det_train_kcp_partition,
                       package.cake_kda_det_train_kcp_build_context, package.CakeKcpContext)
