@@ -111,10 +111,11 @@ def cake_kda_nondet_train_forward(
     """
     from ._backend import kda_nondet_train as backend
 
+    options = dict(scale=scale, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval)
     return backend.cake_kda_nondet_train_forward(q, k, v, g, beta, cu_seqlens, initial_state, output_final_state,
-        save_for_backward, workspace, save_mode, arena, doc_lengths, out, final_state, A_log, dt_bias, scale=scale,
-        use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval)
+        save_for_backward, workspace, save_mode, arena, doc_lengths, out, final_state, A_log, dt_bias, options)
 
 
 def cake_kda_nondet_train_backward(
@@ -143,10 +144,11 @@ def cake_kda_nondet_train_backward(
 
     buffers = dict(dq=dq, dk=dk, dv=dv, dg=dg, dbeta=dbeta, dA_log=dA_log, ddt_bias=ddt_bias,
         dinitial_state=dinitial_state)
+    options = dict(scale=scale, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval)
     return backend.cake_kda_nondet_train_backward(q, k, v, g, beta, cu_seqlens, dout, saved, d_final_state,
-        initial_state, workspace, save_mode, arena, doc_lengths, A_log, dt_bias, buffers, scale=scale,
-        use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval)
+        initial_state, workspace, save_mode, arena, doc_lengths, A_log, dt_bias, buffers, options)
 
 
 def cake_kda_nondet_train_prepare(
@@ -167,10 +169,11 @@ def cake_kda_nondet_train_prepare(
 
     buffers = dict(dq=dq, dk=dk, dv=dv, dg=dg, dbeta=dbeta, dA_log=dA_log, ddt_bias=ddt_bias,
         dinitial_state=dinitial_state)
-    return backend.cake_kda_nondet_train_prepare(q, k, v, g, beta, cu_seqlens, out, dout, d_final_state, initial_state,
-        final_state, save_mode, arena, A_log, dt_bias, buffers, scale=scale, use_gate_in_kernel=use_gate_in_kernel,
-        lower_bound=lower_bound, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval)
+    options = dict(scale=scale, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval)
+    return backend.cake_kda_nondet_train_prepare(q, k, v, g, beta, cu_seqlens, out, dout, d_final_state,
+        initial_state, final_state, save_mode, arena, A_log, dt_bias, buffers, options)
 
 
 def cake_kda_nondet_train_arena(
@@ -197,12 +200,14 @@ def cake_kda_nondet_train_workspace(
 
     Without cu_seqlens (on the host) it holds every packing of num_docs documents. It serves the given gate and norm
     options only; calls of others are refused. A call that needs more raises MemoryError before it writes anything.
+    gate_param_grads: the backwards also give gradients of A_log or dt_bias.
     """
     from ._backend import kda_nondet_train as backend
 
-    return backend.cake_kda_nondet_train_workspace(S, num_docs, H, device, backward, save_mode, HV, K, V, B, cu_seqlens,
-        gate_param_grads, arena, use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound,
+    flags = dict(use_gate_in_kernel=use_gate_in_kernel, lower_bound=lower_bound,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
+    return backend.cake_kda_nondet_train_workspace(S, num_docs, H, device, backward, save_mode, HV, K, V, B, cu_seqlens,
+        gate_param_grads, arena, flags)
 
 
 def cake_kda_nondet_train_workspace_bytes(

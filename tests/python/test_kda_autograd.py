@@ -148,6 +148,21 @@ def test_opcheck(mode, case):
     torch.library.opcheck(forward, (*common, False, False))
 
 
+@pytest.mark.parametrize("case", ["plain", "tape"])
+def test_saved_tensor_depends_on_no_uninitialised_memory(mode, case):
+    x, options = problem([0, 70, 70, 101], OPTIONS[case], past_end=3, grad=False)
+    entry(mode)(**x, **options)  # makes the operators
+    common, tail = operator_arguments(x, options)
+    forward = getattr(OPERATORS, f"cake_kda_{mode}")
+    plain = forward(*common, *tail)[2]
+    torch.use_deterministic_algorithms(True)  # torch.empty then fills what it returns
+    try:
+        filled = forward(*common, *tail)[2]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(plain, filled)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", ["plain", "softplus"])
 def test_compile(mode, case, dynamic):

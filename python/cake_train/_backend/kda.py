@@ -10,7 +10,8 @@ from .library import function
 _SHAPE = ("B", "S", "num_docs", "H", "HV", "K", "V")
 _OPERANDS = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state", "A_log", "dt_bias")
 _GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dinitial_state")
-_GATES = (
+# The options that change results, in the order of the operators.
+RESULT_OPTIONS = (
     "scale",
     "lower_bound",
     "use_gate_in_kernel",
@@ -48,7 +49,13 @@ class Package:
             if options is None:
                 raise TypeError(f"arena must be a {self.classes}Arena")
         if workspace_handle is not None:
-            self.call("check_objects", None, workspace_handle)
+            try:
+                self.call("check_objects", None, workspace_handle)
+            except (ValueError, TypeError) as error:
+                if arena is None:
+                    raise
+                text = str(error).replace("a workspace", "an arena").replace("workspace", "arena")
+                raise type(error)(text.replace("Workspace", "Arena")) from None
         return saved_handle, workspace_handle, dict(options)
 
     def alert(self, entry: str) -> tuple[Any, ...]:
@@ -184,4 +191,4 @@ def shape_of(
 
 def gate_options(values: dict[str, Any]) -> dict[str, Any]:
     """The options that change results, out of a call's arguments."""
-    return given(**{name: values[name] for name in _GATES})
+    return given(**{name: values[name] for name in RESULT_OPTIONS})

@@ -209,7 +209,7 @@ def cake_kda_nondet_train_forward(
     final_state: Any,
     A_log: Any,
     dt_bias: Any,
-    **options: Any,
+    options: dict[str, Any],
 ) -> Any:
     """See the facade."""
     cu_seqlens = kda.offsets_of(cu_seqlens, doc_lengths, q)
@@ -248,7 +248,7 @@ def cake_kda_nondet_train_backward(
     A_log: Any,
     dt_bias: Any,
     buffers: dict[str, Any],
-    **options: Any,
+    options: dict[str, Any],
 ) -> Any:
     """See the facade."""
     _package.handles(saved, workspace, arena)
@@ -290,7 +290,7 @@ def cake_kda_nondet_train_prepare(
     A_log: Any,
     dt_bias: Any,
     buffers: dict[str, Any],
-    **options: Any,
+    options: dict[str, Any],
 ) -> CakeKDANondetPlan:
     """See the facade."""
     _, _, memory = _package.handles(None, None, arena)
@@ -353,7 +353,7 @@ def cake_kda_nondet_train_workspace(
     cu_seqlens: Any,
     gate_param_grads: bool,
     arena: Any,
-    **flags: Any,
+    flags: dict[str, Any],
 ) -> CakeKDANondetWorkspace:
     """See the facade."""
     arrays.check_device(device)

@@ -268,6 +268,10 @@ def autograd(
     for n, x in enumerate(operands):
         if not isinstance(x, Tensor) and (n < 5 or x is not None):
             raise TypeError(f"{names[n]}: got a {type(x).__name__}, expected a torch.Tensor")
+    for name, value in zip(kda.RESULT_OPTIONS, options):
+        kinds = (float, int) if name in ("scale", "lower_bound") else (bool,)
+        if value is not None and not isinstance(value, kinds):
+            raise TypeError(f"{name}: got a {type(value).__name__}, expected a {kinds[0].__name__}")
     if save_mode not in (None, "light", "tape"):
         raise ValueError(f"save_mode: got {save_mode!r}, expected 'light' or 'tape'")
     if workspace is not None and arena is not None:
@@ -276,19 +280,7 @@ def autograd(
     if out is not None:
         if save:
             raise ValueError("out: it cannot be given when an operand requires a gradient")
-        flags = dict(
-            zip(
-                (
-                    "scale",
-                    "lower_bound",
-                    "use_gate_in_kernel",
-                    "use_qk_l2norm_in_kernel",
-                    "use_beta_sigmoid_in_kernel",
-                    "allow_neg_eigval",
-                ),
-                options,
-            )
-        )
+        flags = dict(zip(kda.RESULT_OPTIONS, options))
         out, final_state = kda.forward(
             package, None, operands, output_final_state, workspace, arena, save_mode, out, None, kda.given(**flags)
         )
