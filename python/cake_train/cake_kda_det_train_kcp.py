@@ -74,8 +74,8 @@ def is_cake_kda_det_train_kcp_supported(device: Any = None) -> bool:
 
 
 def cake_kda_det_train_kcp_partition(
-    cu_seqlens_global_cpu: Any, world_size: int, layout: str = "contiguous", fragments:
-    Sequence[Sequence[Sequence[int]]] | None = None, *, cut_points: Sequence[int] | None = None) -> Any:
+    cu_seqlens_global_cpu: Any, world_size: int, layout: str = "contiguous",
+    fragments: Sequence[Sequence[Sequence[int]]] | None = None, *, cut_points: Sequence[int] | None = None) -> Any:
     """Which rank holds which rows of a pack: a CakeKcpPartition. Not collective.
 
     cu_seqlens_global_cpu: the pack's offsets `[N + 1]` (integers; a tensor, array or list on the host), first 0,
@@ -93,8 +93,8 @@ def cake_kda_det_train_kcp_partition(
 
 
 def cake_kda_det_train_kcp_build_context(
-    partition: Any, group: Any, rank: int, device: Any = "cpu", conv_kernel_size: int = 4, *, heads: Any = None, stream:
-    Any = None) -> Any:
+    partition: Any, group: Any, rank: int, device: Any = "cpu", conv_kernel_size: int = 4, *, heads: Any = None,
+    stream: Any = None) -> Any:
     """A partition as this rank sees it: a CakeKcpContext, which holds no mode and serves every layer and both packages.
     Collective over the group: all ranks give the same partition and conv_kernel_size.
 
@@ -115,10 +115,10 @@ def cake_kda_det_train_kcp_build_context(
 def cake_kda_det_kcp(
     q: Any, k: Any, v: Any, g: Any, beta: Any, ctx: Any, *, scale: float | None = None, initial_state: Any = None,
     output_final_state: bool = False, workspace: CakeKDADetKcpWorkspace | None = None, save_mode: str | None = None,
-    exchange: str = "auto", save_transfer: bool | None = None, recompute_handle: Any = None, checkpoint_keep: str | None
-    = None, gate_param_grads: str = "local", use_gate_in_kernel: bool = False, A_log: Any = None, dt_bias: Any = None,
-    lower_bound: float | None = None, use_qk_l2norm_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False) -> Any:
+    exchange: str = "auto", save_transfer: bool | None = None, recompute_handle: Any = None,
+    checkpoint_keep: str | None = None, gate_param_grads: str = "local", use_gate_in_kernel: bool = False,
+    A_log: Any = None, dt_bias: Any = None, lower_bound: float | None = None, use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False) -> Any:
     """KDA over ranks with autograd, on torch tensors of this rank's rows: out, or (out, final_state) with
     output_final_state. Forward and backward are collective.
 
@@ -159,11 +159,12 @@ def cake_kda_det_kcp(
 
 def cake_kda_det_train_kcp_forward(
     q: Any, k: Any, v: Any, g: Any, beta: Any, ctx: Any, *, scale: float | None = None, initial_state: Any = None,
-    output_final_state: bool = False, save_for_backward: bool = True, save_mode: str | None = None, workspace:
-    CakeKDADetKcpWorkspace | None = None, exchange: str = "auto", save_transfer: bool | None = None, recompute_handle:
-    Any = None, checkpoint_keep: str | None = None, out: Any = None, final_state: Any = None, use_gate_in_kernel: bool =
-    False, A_log: Any = None, dt_bias: Any = None, lower_bound: float | None = None, use_qk_l2norm_in_kernel: bool =
-    False, use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False) -> tuple[Any, ...]:
+    output_final_state: bool = False, save_for_backward: bool = True, save_mode: str | None = None,
+    workspace: CakeKDADetKcpWorkspace | None = None, exchange: str = "auto", save_transfer: bool | None = None,
+    recompute_handle: Any = None, checkpoint_keep: str | None = None, out: Any = None, final_state: Any = None,
+    use_gate_in_kernel: bool = False, A_log: Any = None, dt_bias: Any = None, lower_bound: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False) -> tuple[Any, ...]:
     """The forward without autograd, on torch tensors or numpy arrays of this rank's rows: (out, saved or None[,
     final_state]). Collective.
 
@@ -183,12 +184,12 @@ def cake_kda_det_train_kcp_forward(
 
 def cake_kda_det_train_kcp_backward(
     q: Any, k: Any, v: Any, g: Any, beta: Any, ctx: Any, dout: Any, *, saved: CakeKDADetKcpSaved | None = None,
-    d_final_state: Any = None, scale: float | None = None, initial_state: Any = None, workspace: CakeKDADetKcpWorkspace
-    | None = None, save_mode: str | None = None, exchange: str = "auto", save_transfer: bool | None = None,
-    checkpoint_keep: str | None = None, dq: Any = None, dk: Any = None, dv: Any = None, dg: Any = None, dbeta: Any =
-    None, dinitial_state: Any = None, use_gate_in_kernel: bool = False, A_log: Any = None, dt_bias: Any = None,
-    lower_bound: float | None = None, use_qk_l2norm_in_kernel: bool = False, use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False) -> tuple[Any, ...]:
+    d_final_state: Any = None, scale: float | None = None, initial_state: Any = None,
+    workspace: CakeKDADetKcpWorkspace | None = None, save_mode: str | None = None, exchange: str = "auto",
+    save_transfer: bool | None = None, checkpoint_keep: str | None = None, dq: Any = None, dk: Any = None,
+    dv: Any = None, dg: Any = None, dbeta: Any = None, dinitial_state: Any = None, use_gate_in_kernel: bool = False,
+    A_log: Any = None, dt_bias: Any = None, lower_bound: float | None = None, use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False, allow_neg_eigval: bool = False) -> tuple[Any, ...]:
     """The backward without autograd: gradients of q, k, v, g, beta[, a CakeKDADetKcpPartials][, initial_state], for
     what is given. Collective.
 
@@ -226,10 +227,10 @@ def cake_kda_det_train_kcp_reduce_gate_param_grads(ctx: Any, gate_partials: Any)
 
 
 def cake_kda_det_train_kcp_workspace(
-    ctx: Any, *, H: int, HV: int | None = None, K: int = 128, V: int = 128, dtype: Any = "float32", gate_dtype: Any =
-    "float32", beta_dtype: Any = None, backward: bool = True, save_mode: str | None = None, exchange: str = "auto",
-    save_transfer: bool | None = None, checkpoint_keep: str | None = None, gate_param_grads: bool = False,
-    initial_state: bool = False) -> CakeKDADetKcpWorkspace:
+    ctx: Any, *, H: int, HV: int | None = None, K: int = 128, V: int = 128, dtype: Any = "float32",
+    gate_dtype: Any = "float32", beta_dtype: Any = None, backward: bool = True, save_mode: str | None = None,
+    exchange: str = "auto", save_transfer: bool | None = None, checkpoint_keep: str | None = None,
+    gate_param_grads: bool = False, initial_state: bool = False) -> CakeKDADetKcpWorkspace:
     """A workspace that is sized now and never grows, for forwards and (unless backward is False) backwards on ctx, with
     H heads of q and k and HV of v (H when None). Not collective.
 
@@ -247,10 +248,10 @@ def cake_kda_det_train_kcp_workspace(
 
 
 def cake_kda_det_train_kcp_workspace_bytes(
-    ctx: Any, *, H: int, HV: int | None = None, K: int = 128, V: int = 128, dtype: Any = "float32", gate_dtype: Any =
-    "float32", beta_dtype: Any = None, backward: bool = True, save_mode: str | None = None, exchange: str = "auto",
-    save_transfer: bool | None = None, checkpoint_keep: str | None = None, gate_param_grads: bool = False,
-    initial_state: bool = False) -> int:
+    ctx: Any, *, H: int, HV: int | None = None, K: int = 128, V: int = 128, dtype: Any = "float32",
+    gate_dtype: Any = "float32", beta_dtype: Any = None, backward: bool = True, save_mode: str | None = None,
+    exchange: str = "auto", save_transfer: bool | None = None, checkpoint_keep: str | None = None,
+    gate_param_grads: bool = False, initial_state: bool = False) -> int:
     """Bytes of a workspace of this rank for the current number of threads; arguments as in
     cake_kda_det_train_kcp_workspace. Not collective."""
     from ._backend import kda_kcp
@@ -262,9 +263,10 @@ def cake_kda_det_train_kcp_workspace_bytes(
 
 
 def cake_kda_det_train_kcp_saved_bytes(
-    ctx: Any, *, H: int, HV: int | None = None, K: int = 128, V: int = 128, dtype: Any = "float32", gate_dtype: Any =
-    "float32", beta_dtype: Any = None, save_mode: str | None = None, exchange: str = "auto", save_transfer: bool | None
-    = None, checkpoint_keep: str | None = None, gate_param_grads: bool = False, initial_state: bool = False) -> int:
+    ctx: Any, *, H: int, HV: int | None = None, K: int = 128, V: int = 128, dtype: Any = "float32",
+    gate_dtype: Any = "float32", beta_dtype: Any = None, save_mode: str | None = None, exchange: str = "auto",
+    save_transfer: bool | None = None, checkpoint_keep: str | None = None, gate_param_grads: bool = False,
+    initial_state: bool = False) -> int:
     """Bytes of this rank's saved set; arguments as in cake_kda_det_train_kcp_workspace. Not collective."""
     from ._backend import kda_kcp
     from ._backend import kda_det_train_kcp as backend
@@ -275,10 +277,10 @@ def cake_kda_det_train_kcp_saved_bytes(
 
 
 def cake_kda_det_train_kcp_comm_bytes(
-    ctx: Any, *, H: int, HV: int | None = None, K: int = 128, V: int = 128, dtype: Any = "float32", gate_dtype: Any =
-    "float32", beta_dtype: Any = None, save_mode: str | None = None, exchange: str = "auto", save_transfer: bool | None
-    = None, checkpoint_keep: str | None = None, gate_param_grads: bool = False, initial_state: bool = False) ->
-    dict[str, tuple[int, int]]:
+    ctx: Any, *, H: int, HV: int | None = None, K: int = 128, V: int = 128, dtype: Any = "float32",
+    gate_dtype: Any = "float32", beta_dtype: Any = None, save_mode: str | None = None, exchange: str = "auto",
+    save_transfer: bool | None = None, checkpoint_keep: str | None = None, gate_param_grads: bool = False,
+    initial_state: bool = False) -> dict[str, tuple[int, int]]:
     """Bytes that this rank (sends, receives) in a forward and its backward from a saved set, by phase: halo_fwd and
     halo_bwd (rows of cut chunks and what comes back for them), c1 and b1 (inside cut segments), c2 and b2 (between
     segments), gate_params (the reduction). Arguments as in cake_kda_det_train_kcp_workspace. Not collective."""
