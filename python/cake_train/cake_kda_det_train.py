@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 from ._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from ._backend.kda_det_train import CakeKDADetArena, CakeKDADetPlan
-    from ._backend.kda_det_train import CakeKDADetSaved, CakeKDADetWorkspace
+    from ._backend.kda_det_train import CakeKDADetArena, CakeKDADetPlan, CakeKDADetSaved, CakeKDADetWorkspace
 
 __all__ = [
     "CakeKDADetArena",

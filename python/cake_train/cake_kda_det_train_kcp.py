@@ -239,11 +239,11 @@ def cake_kda_det_train_kcp_workspace(
     an initial state. The rest as in cake_kda_det_kcp. A call that needs more raises MemoryError before it writes
     anything.
     """
-    from ._backend import kda_kcp
     from ._backend import kda_det_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_det_train_kcp_workspace(ctx, shape, backward, options)
 
 
@@ -254,11 +254,11 @@ def cake_kda_det_train_kcp_workspace_bytes(
     gate_param_grads: bool = False, initial_state: bool = False) -> int:
     """Bytes of a workspace of this rank for the current number of threads; arguments as in
     cake_kda_det_train_kcp_workspace. Not collective."""
-    from ._backend import kda_kcp
     from ._backend import kda_det_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_det_train_kcp_workspace_bytes(ctx, shape, backward, options)
 
 
@@ -268,11 +268,11 @@ def cake_kda_det_train_kcp_saved_bytes(
     save_transfer: bool | None = None, checkpoint_keep: str | None = None, gate_param_grads: bool = False,
     initial_state: bool = False) -> int:
     """Bytes of this rank's saved set; arguments as in cake_kda_det_train_kcp_workspace. Not collective."""
-    from ._backend import kda_kcp
     from ._backend import kda_det_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_det_train_kcp_saved_bytes(ctx, shape, options)
 
 
@@ -284,9 +284,9 @@ def cake_kda_det_train_kcp_comm_bytes(
     """Bytes that this rank (sends, receives) in a forward and its backward from a saved set, by phase: halo_fwd and
     halo_bwd (rows of cut chunks and what comes back for them), c1 and b1 (inside cut segments), c2 and b2 (between
     segments), gate_params (the reduction). Arguments as in cake_kda_det_train_kcp_workspace. Not collective."""
-    from ._backend import kda_kcp
     from ._backend import kda_det_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_det_train_kcp_comm_bytes(ctx, shape, options)

@@ -21,8 +21,12 @@ from typing import TYPE_CHECKING, Any, Sequence
 from ._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from ._backend.kda_nondet_train import CakeKDANondetArena, CakeKDANondetPlan
-    from ._backend.kda_nondet_train import CakeKDANondetSaved, CakeKDANondetWorkspace
+    from ._backend.kda_nondet_train import (
+        CakeKDANondetArena,
+        CakeKDANondetPlan,
+        CakeKDANondetSaved,
+        CakeKDANondetWorkspace,
+    )
 
 __all__ = [
     "CakeKDANondetArena",

@@ -3,8 +3,8 @@ parallel); gradients are right and may differ in their last bits from run to run
 
     S <- diag(exp g_t) S;  r = beta_t (v_t - S^T k_t);  S <- S + k_t r^T;  o_t = scale S^T q_t
 
-Same operands, options, errors and tolerances as the deterministic package. Segments end at the borders between ranks, so
-that one state crosses each border, and the sums for A_log and dt_bias are added as tasks finish.
+Same operands, options, errors and tolerances as the deterministic package. Segments end at the borders between ranks,
+so that one state crosses each border, and the sums for A_log and dt_bias are added as tasks finish.
 
 A partition says which rank holds which rows; a context is a partition as one rank sees it. Every entry that takes a
 context is collective, except the byte queries: all ranks make the same calls in the same order with the same options.
@@ -32,7 +32,11 @@ from typing import TYPE_CHECKING, Any, Sequence
 from ._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from ._backend.kda_nondet_train_kcp import CakeKDANondetKcpPartials, CakeKDANondetKcpSaved, CakeKDANondetKcpWorkspace
+    from ._backend.kda_nondet_train_kcp import (
+        CakeKDANondetKcpPartials,
+        CakeKDANondetKcpSaved,
+        CakeKDANondetKcpWorkspace,
+    )
 
 __all__ = [
     "CakeKDANondetKcpPartials",
@@ -210,7 +214,7 @@ def cake_kda_nondet_train_kcp_backward(
     buffers. May be called again.
 
     Other arguments and errors as in cake_kda_nondet_kcp; a saved set that is empty or of another problem, partition or
-    options is a ValueError. Alerts as described in cake_kda_nondet_kcp, in the name of this entry.
+    options is a ValueError. It alerts as described in cake_kda_nondet_kcp, in the name of this entry.
     """
     from ._backend import kda_nondet_train_kcp as backend
 
@@ -249,12 +253,12 @@ def cake_kda_nondet_train_kcp_workspace(
     an initial state. It has room for handed-off rows. The rest as in cake_kda_nondet_kcp. A call that needs more raises
     MemoryError before it writes anything.
     """
-    from ._backend import kda_kcp
     from ._backend import kda_nondet_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep,
         checkpoint_handoff=checkpoint_handoff, saved_rows=saved_rows)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_nondet_train_kcp_workspace(ctx, shape, backward, options)
 
 
@@ -266,12 +270,12 @@ def cake_kda_nondet_train_kcp_workspace_bytes(
     initial_state: bool = False) -> int:
     """Bytes of a workspace of this rank for the current number of threads, without handed-off rows; arguments as in
     cake_kda_nondet_train_kcp_workspace. Not collective."""
-    from ._backend import kda_kcp
     from ._backend import kda_nondet_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep,
         checkpoint_handoff=checkpoint_handoff, saved_rows=saved_rows)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_nondet_train_kcp_workspace_bytes(ctx, shape, backward, options)
 
 
@@ -281,12 +285,12 @@ def cake_kda_nondet_train_kcp_saved_bytes(
     save_transfer: bool | None = None, checkpoint_keep: str | None = None, checkpoint_handoff: bool | str = "auto",
     saved_rows: str = "auto", gate_param_grads: bool = False, initial_state: bool = False) -> int:
     """Bytes of this rank's saved set; arguments as in cake_kda_nondet_train_kcp_workspace. Not collective."""
-    from ._backend import kda_kcp
     from ._backend import kda_nondet_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep,
         checkpoint_handoff=checkpoint_handoff, saved_rows=saved_rows)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_nondet_train_kcp_saved_bytes(ctx, shape, options)
 
 
@@ -299,12 +303,12 @@ def cake_kda_nondet_train_kcp_comm_bytes(
     """Bytes that this rank (sends, receives) in a forward and its backward from a saved set, by phase: halo_fwd and
     halo_bwd (rows of cut chunks and what comes back for them), c1 and b1 (inside cut segments), c2 and b2 (between
     segments), gate_params (the reduction). Arguments as in cake_kda_nondet_train_kcp_workspace. Not collective."""
-    from ._backend import kda_kcp
     from ._backend import kda_nondet_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep,
         checkpoint_handoff=checkpoint_handoff, saved_rows=saved_rows)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_nondet_train_kcp_comm_bytes(ctx, shape, options)
 
 
@@ -315,12 +319,12 @@ def cake_kda_nondet_train_kcp_handoff_bytes(
     saved_rows: str = "auto", gate_param_grads: bool = False, initial_state: bool = False) -> int:
     """Bytes that handed-off rows take beside those of a workspace; 0 where the options ask for none. Arguments as in
     cake_kda_nondet_train_kcp_workspace. Not collective."""
-    from ._backend import kda_kcp
     from ._backend import kda_nondet_train_kcp as backend
 
     options = dict(save_mode=save_mode, exchange=exchange, save_transfer=save_transfer, checkpoint_keep=checkpoint_keep,
         checkpoint_handoff=checkpoint_handoff, saved_rows=saved_rows)
-    shape = kda_kcp.shape_of(H, HV, K, V, dtype, gate_dtype, beta_dtype, gate_param_grads, initial_state)
+    shape = dict(H=H, HV=HV, K=K, V=V, dtype=dtype, gate_dtype=gate_dtype, beta_dtype=beta_dtype,
+        gate_param_grads=gate_param_grads, initial_state=initial_state)
     return backend.cake_kda_nondet_train_kcp_handoff_bytes(ctx, shape, options)
 
 

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import cake_train
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/python.md", "docs/kcp.md", "docs/migration.md")

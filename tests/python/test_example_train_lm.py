@@ -13,9 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import cake_train
+import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_lm.py"
 SMALL = ["--steps", "20", "--batch-tokens", "400", "--layers", "1", "--width", "32", "--heads", "2"]

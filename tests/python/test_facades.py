@@ -12,9 +12,8 @@ import typing
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 import cake_train
+import pytest
 from cake_train.testing import mode_names
 
 PACKAGE = pathlib.Path(cake_train.__file__).parent

@@ -5,16 +5,27 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import cake_train
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kda_support import (GATE, MODES, OPTIONS, ORDER, assert_same_bits, bits, cotangents, entry, explicit, facade,
-                         problem, run)
-
-import cake_train
+from kda_support import (
+    GATE,
+    MODES,
+    OPTIONS,
+    ORDER,
+    assert_same_bits,
+    bits,
+    cotangents,
+    entry,
+    explicit,
+    facade,
+    problem,
+    run,
+)
 
 OFFSETS = [0, 70, 70, 131, 200]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 import cake_train
+import pytest
 
 PACKAGE = Path(cake_train.__file__).parent
 NONDET_FILES = sorted(

@@ -89,6 +89,6 @@ def communicator(group: Any, rank: int) -> Any:
     if getattr(group, "_handle", None) is not None and hasattr(group, "_communicator"):
         return group._communicator(rank)  # of another copy of this package
     raise TypeError(
-        f"group: got a {type(group).__name__}, expected a torch.distributed.ProcessGroup, a cake_train.comm.ThreadGroup "
-        "or None (the default process group)"
+        f"group: got a {type(group).__name__}, expected a torch.distributed.ProcessGroup, a "
+        "cake_train.comm.ThreadGroup or None (the default process group)"
     )

@@ -55,7 +55,7 @@ class CakeKcpPartition(objects.LibraryObject):
 
 class CakeKcpContext(objects.LibraryObject):
     """A partition as one rank of a group sees it. Made by cake_kda_det_train_kcp_build_context and its twins, once per
-    pack; it serves every layer, family and mode, for one call at a time. It keeps its group."""
+    pack; it serves every layer, family and mode, for one call at a time. It ends with its process group."""
 
     tag = "cake/kcp/context/v1"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, Sequence
 
-from . import alert, arrays, comm, kda, kcp, objects
+from . import alert, arrays, comm, kcp, kda, objects
 from .library import function
 
 OPERANDS = ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")

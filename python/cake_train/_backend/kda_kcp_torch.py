@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import arrays, kda, kda_kcp, kcp, objects
+from . import arrays, kcp, kda, kda_kcp, objects
 
 _NAMESPACE = __name__.removesuffix("._backend.kda_kcp_torch").replace(".", "_")
 _HEADER = 512  # bytes of a saved set's record, before its memory
@@ -55,6 +55,23 @@ class _Call(NamedTuple):
 _OPTION_COUNT = len(_Call._fields)
 
 
+_KINDS: dict[str, tuple[type, ...]] = {"scale": (float, int), "lower_bound": (float, int)}
+_KINDS |= dict.fromkeys(("save_mode", "exchange", "checkpoint_keep", "saved_rows"), (str,))
+
+
+def _fault(operands: tuple[Any, ...], gate_param_grads: Any, values: dict[str, Any]) -> Exception | None:
+    for n, x in enumerate(operands):
+        if not isinstance(x, Tensor) and (n < 5 or x is not None):
+            return TypeError(f"{kda_kcp.OPERANDS[n]}: got a {type(x).__name__}, expected a torch.Tensor")
+    for name, value in values.items():
+        kinds = _KINDS.get(name, (bool,))
+        if name != "checkpoint_handoff" and value is not None and not isinstance(value, kinds):
+            return TypeError(f"{name}: got a {type(value).__name__}, expected a {kinds[0].__name__}")
+    if gate_param_grads not in ("local", "global"):
+        return ValueError(f"gate_param_grads: got {gate_param_grads!r}, expected 'local' or 'global'")
+    return None
+
+
 class Operators:
     """The forward and backward operator of one package."""
 
@@ -98,13 +115,15 @@ class Operators:
         recompute_handle = objects.object_of(recompute)
         if recompute and recompute_handle is None:
             raise RuntimeError("recompute_handle: it does not exist any more; keep it until the backward ran")
-        saved = None
+        saved, fault = None, None
         memory = torch.empty(0, dtype=torch.uint8)
         if save and operands[0].dim() == 4 and operands[2].dim() == 4:
-            with kcp.refusals(kda_kcp.context_handle(ctx), package.module, recompute_handle):
+            try:
                 # Zeros: what a forward leaves out shall not differ between runs.
                 memory = torch.zeros(self._saved_size(ctx, operands, values), dtype=torch.uint8)
                 saved = objects.LibraryObject(package.call("saved_over", memory))
+            except Exception as error:  # what is wrong, the forward finds too, and says it to the other ranks
+                fault = error
         out, final_state = kda_kcp.forward(
             package,
             ctx,
@@ -117,6 +136,8 @@ class Operators:
             None,
             values,
         )
+        if fault is not None:
+            raise fault
         if saved is not None:
             package.call("saved_seal", memory, saved._handle)
         return out, torch.empty(0) if final_state is None else final_state, memory
@@ -198,58 +219,40 @@ class Operators:
     def _no_vmap(self, info: Any, in_dims: Any, *arguments: Any) -> Any:
         raise NotImplementedError(f"{self._entry} does not run under torch.vmap: give it packed documents")
 
-
-_KINDS: dict[str, tuple[type, ...]] = {"scale": (float, int), "lower_bound": (float, int)}
-_KINDS |= dict.fromkeys(("save_mode", "exchange", "checkpoint_keep", "saved_rows"), (str,))
-
-
-def _fault(operands: tuple[Any, ...], gate_param_grads: Any, values: dict[str, Any]) -> Exception | None:
-    for n, x in enumerate(operands):
-        if not isinstance(x, Tensor) and (n < 5 or x is not None):
-            return TypeError(f"{kda_kcp.OPERANDS[n]}: got a {type(x).__name__}, expected a torch.Tensor")
-    for name, value in values.items():
-        kinds = _KINDS.get(name, (bool,))
-        if name != "checkpoint_handoff" and value is not None and not isinstance(value, kinds):
-            return TypeError(f"{name}: got a {type(value).__name__}, expected a {kinds[0].__name__}")
-    if gate_param_grads not in ("local", "global"):
-        return ValueError(f"gate_param_grads: got {gate_param_grads!r}, expected 'local' or 'global'")
-    return None
-
-
-def autograd(
-    operators: Operators,
-    package: kda_kcp.Package,
-    ctx: Any,
-    operands: tuple[Any, ...],
-    workspace: Any,
-    recompute_handle: Any,
-    output_final_state: bool,
-    gate_param_grads: str,
-    values: dict[str, Any],
-) -> Any:
-    """The autograd entry: out, or (out, final_state)."""
-    context = kda_kcp.context_handle(ctx)
-    fault = _fault(operands, gate_param_grads, values)
-    numbers = [0, 0]
-    if fault is None:
-        try:
-            numbers[0] = objects.number_of(workspace, "workspace", package.classes + "Workspace")
-            numbers[1] = objects.number_of(recompute_handle, "recompute_handle", "CakeKcpRecomputeHandle")
-            values = {**values, "checkpoint_handoff": kda_kcp.handoff_option(values.get("checkpoint_handoff"))}
-        except (TypeError, ValueError) as error:
-            fault = error
-    if fault is not None:
-        with kcp.refusals(context, package.module, recompute_handle):
-            raise fault
-    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
-    out, final_state, _ = operators.forward(
-        *operands,
-        *(values.get(name) for name in kda.RESULT_OPTIONS + kda_kcp.MEMORY_OPTIONS),
-        objects.number_of(ctx, "ctx", "CakeKcpContext"),
-        numbers[0],
-        gate_param_grads == "global",
-        numbers[1],
-        save,
-        bool(output_final_state),
-    )
-    return (out, final_state) if output_final_state else out
+    def autograd(
+        self,
+        ctx: Any,
+        operands: tuple[Any, ...],
+        workspace: Any,
+        recompute_handle: Any,
+        output_final_state: bool,
+        gate_param_grads: str,
+        values: dict[str, Any],
+    ) -> Any:
+        """The autograd entry: out, or (out, final_state)."""
+        package = self._package
+        context = kda_kcp.context_handle(ctx)
+        fault = _fault(operands, gate_param_grads, values)
+        numbers = [0, 0]
+        if fault is None:
+            try:
+                numbers[0] = objects.number_of(workspace, "workspace", package.classes + "Workspace")
+                numbers[1] = objects.number_of(recompute_handle, "recompute_handle", "CakeKcpRecomputeHandle")
+                values = {**values, "checkpoint_handoff": kda_kcp.handoff_option(values.get("checkpoint_handoff"))}
+            except (TypeError, ValueError) as error:
+                fault = error
+        if fault is not None:
+            with kcp.refusals(context, package.module, recompute_handle):
+                raise fault
+        save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
+        out, final_state, _ = self.forward(
+            *operands,
+            *(values.get(name) for name in kda.RESULT_OPTIONS + kda_kcp.MEMORY_OPTIONS),
+            objects.number_of(ctx, "ctx", "CakeKcpContext"),
+            numbers[0],
+            gate_param_grads == "global",
+            numbers[1],
+            save,
+            bool(output_final_state),
+        )
+        return (out, final_state) if output_final_state else out

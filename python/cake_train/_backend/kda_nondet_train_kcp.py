@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from . import kda_kcp, kcp, objects
+from . import kcp, kda_kcp, objects
 
 _package = kda_kcp.Package("nondet")
 
@@ -44,8 +44,8 @@ class CakeKDANondetKcpWorkspace(objects.LibraryObject):
 
 
 class CakeKDANondetKcpPartials(kda_kcp.PartialsBase):
-    """This rank's sums for the gradients of A_log and dt_bias, made by cake_kda_nondet_train_kcp_backward: a rank's share
-    (local_grads) until cake_kda_nondet_train_kcp_reduce_gate_param_grads brings the ranks together."""
+    """This rank's sums for the gradients of A_log and dt_bias, made by cake_kda_nondet_train_kcp_backward: a rank's
+    share (local_grads) until cake_kda_nondet_train_kcp_reduce_gate_param_grads brings the ranks together."""
 
     tag = "cake/kda/nondet/kcp/partials/v1"
     _package = _package
@@ -87,11 +87,9 @@ def cake_kda_nondet_kcp(
     options: dict[str, Any],
 ) -> Any:
     """See the facade."""
-    from . import kda_nondet_train_kcp_torch, kda_kcp_torch
+    from .kda_nondet_train_kcp_torch import operators
 
-    return kda_kcp_torch.autograd(
-        kda_nondet_train_kcp_torch.operators,
-        _package,
+    return operators.autograd(
         ctx,
         (q, k, v, g, beta, initial_state, A_log, dt_bias),
         workspace,
@@ -185,7 +183,7 @@ def cake_kda_nondet_train_kcp_workspace(
     ctx: Any, shape: dict[str, Any], backward: bool, options: dict[str, Any]
 ) -> CakeKDANondetKcpWorkspace:
     """See the facade."""
-    size = kda_kcp.workspace_bytes(_package, ctx, shape, backward, options, True)
+    size = kda_kcp.workspace_bytes(_package, ctx, kda_kcp.shape_of(**shape), backward, options, True)
     workspace = CakeKDANondetKcpWorkspace.__new__(CakeKDANondetKcpWorkspace)
     objects.LibraryObject.__init__(workspace, _package.call("workspace_of_bytes", size))
     return workspace
@@ -195,24 +193,26 @@ def cake_kda_nondet_train_kcp_workspace_bytes(
     ctx: Any, shape: dict[str, Any], backward: bool, options: dict[str, Any]
 ) -> int:
     """See the facade."""
-    return kda_kcp.workspace_bytes(_package, ctx, shape, backward, options, False)
+    return kda_kcp.workspace_bytes(_package, ctx, kda_kcp.shape_of(**shape), backward, options, False)
 
 
 def cake_kda_nondet_train_kcp_saved_bytes(ctx: Any, shape: dict[str, Any], options: dict[str, Any]) -> int:
     """See the facade."""
-    return _package.call("saved_bytes", kda_kcp.context_handle(ctx), shape, kda_kcp.byte_options(options))
+    sizes = kda_kcp.shape_of(**shape)
+    return _package.call("saved_bytes", kda_kcp.context_handle(ctx), sizes, kda_kcp.byte_options(options))
 
 
 def cake_kda_nondet_train_kcp_comm_bytes(
     ctx: Any, shape: dict[str, Any], options: dict[str, Any]
 ) -> dict[str, tuple[int, int]]:
     """See the facade."""
-    return kda_kcp.comm_bytes(_package, ctx, shape, options)
+    return kda_kcp.comm_bytes(_package, ctx, kda_kcp.shape_of(**shape), options)
 
 
 def cake_kda_nondet_train_kcp_handoff_bytes(ctx: Any, shape: dict[str, Any], options: dict[str, Any]) -> int:
     """See the facade."""
-    return _package.call("handoff_bytes", kda_kcp.context_handle(ctx), shape, kda_kcp.byte_options(options))
+    sizes = kda_kcp.shape_of(**shape)
+    return _package.call("handoff_bytes", kda_kcp.context_handle(ctx), sizes, kda_kcp.byte_options(options))
 
 
 def cake_kda_nondet_train_kcp_handoff_stats(workspace: Any) -> dict[str, int]:

@@ -4,6 +4,7 @@ as uint8 tensors."""
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any, Callable, Sequence
 
 import torch
@@ -41,10 +42,18 @@ def _guarded(fn: Callable[..., None]) -> Callable[..., bool]:
 
 
 class _Transport:
-    """The callbacks of one rank of a group."""
+    """The callbacks of one rank of a group. They do not keep it alive: torch.distributed.destroy_process_group must end
+    its threads, which else may want the interpreter while it ends."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
-        self._group, self._rank, self._size = group, rank, size
+        self._reference, self._rank, self._size = weakref.ref(group), rank, size
+
+    @property
+    def _group(self) -> Any:
+        group = self._reference()
+        if group is None:
+            raise RuntimeError("the process group of this context was destroyed")
+        return group
 
     def all_gather(self, data: int, size: int, everything: int) -> None:
         """Every rank's `size` bytes, in rank order."""
@@ -66,17 +75,16 @@ class _Transport:
             raise RuntimeError(f"rank {self._rank} expects other messages from itself than it sends")
         for (_, source, size), (_, target, _) in zip(*own):
             ctypes.memmove(target, source, size)
-        works = []
+        works: list[Any] = []
         for start, messages in ((dist.irecv, incoming), (dist.isend, outgoing)):
             numbers: dict[int, int] = {}
             for peer, address, size in messages:
                 if peer == self._rank:
                     continue
                 number = numbers[peer] = numbers.get(peer, -1) + 1
-                side = {"group_src": peer} if start is dist.irecv else {"group_dst": peer}
-                works.append(
-                    start(_bytes_at(address, size), group=self._group, tag=_FIRST_TAG + number, **side)  # type: ignore
-                )
+                side = {"group_src" if start is dist.irecv else "group_dst": peer}
+                named: dict[str, Any] = {"group": self._group, "tag": _FIRST_TAG + number, **side}
+                works.append(start(_bytes_at(address, size), **named))
         for work in works:
             work.wait()
 
