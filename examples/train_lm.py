@@ -123,8 +123,18 @@ class KdaLayer(nn.Module):
         h = self.norm(x)
         heads = (1, x.shape[0], self.heads, -1)
         q, k, v = (part.reshape(heads) for part in self.convolution(self.qkv(h), shards).chunk(3, dim=-1))
-        o = shards.kda(q, k, v, self.decay(h).reshape(heads), self.beta(h)[None], A_log=self.A_log, dt_bias=self.dt_bias,
-                       use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True)
+        o = shards.kda(
+            q,
+            k,
+            v,
+            self.decay(h).reshape(heads),
+            self.beta(h)[None],
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            use_gate_in_kernel=True,
+            use_qk_l2norm_in_kernel=True,
+            use_beta_sigmoid_in_kernel=True,
+        )
         o = self.out_norm(o) * torch.sigmoid(self.gate(h)).reshape(heads)
         return x + self.out(o.reshape(x.shape[0], -1))
 
@@ -181,7 +191,10 @@ def check_bits(args: argparse.Namespace, shards: Sharding) -> str:
     shape = (1, shards.tokens, args.heads, args.width // args.heads)
     rows = [torch.randn(shape, generator=random) for _ in range(5)]  # q, k, v, raw gate, dout
     beta = torch.randn(shape[:3], generator=random)
-    parameters = {"A_log": torch.rand(args.heads, generator=random), "dt_bias": torch.randn(args.width, generator=random)}
+    parameters = {
+        "A_log": torch.rand(args.heads, generator=random),
+        "dt_bias": torch.randn(args.width, generator=random),
+    }
     options = dict(use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, use_beta_sigmoid_in_kernel=True)
 
     def run(own: Sharding, **more: Any) -> list[Tensor]:
@@ -196,7 +209,9 @@ def check_bits(args: argparse.Namespace, shards: Sharding) -> str:
     alone = Sharding.__new__(Sharding)
     alone.__dict__ = {**shards.__dict__, "context": None, "world": 1, "rows": torch.arange(sum(lengths))}
     names = ("output", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias")
-    differ = [n for n, a, b in zip(names, over_ranks, run(alone)) if not torch.equal(a.view(torch.int32), b.view(torch.int32))]
+    differ = [
+        n for n, a, b in zip(names, over_ranks, run(alone)) if not torch.equal(a.view(torch.int32), b.view(torch.int32))
+    ]
     digest = "sha256:" + hashlib.sha256(b"".join(x.contiguous().numpy().tobytes() for x in over_ranks)).hexdigest()
     if shards.rank == 0:
         said = f"differ in {', '.join(differ)}" if differ else "the bits of one rank"
@@ -270,14 +285,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--mode", choices=("det", "nondet"), default="det", help="which package is imported")
-    parser.add_argument("--layout", choices=("contiguous", "zigzag"), default="contiguous", help="which rank has which rows")
+    parser.add_argument(
+        "--layout", choices=("contiguous", "zigzag"), default="contiguous", help="which rank has which rows"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="per process; 0: the cores over the processes here")
     parser.add_argument("--check-bits", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path, default=Path("runs/train_lm"))
     args = parser.parse_args()
     if args.width % args.heads or args.batch_tokens < 64 or args.steps < 1 or args.layers < 1:
-        parser.error("--width must be a multiple of --heads, --batch-tokens at least 64, --steps and --layers at least 1")
+        parser.error(
+            "--width must be a multiple of --heads, --batch-tokens at least 64, --steps and --layers at least 1"
+        )
     return args
 
 

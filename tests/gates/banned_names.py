@@ -7,8 +7,10 @@ import tempfile
 
 import gate
 
-LIBM = ("exp exp2 expm1 exp10 log log2 log10 log1p logb pow sin cos tan sincos asin acos atan atan2 sinh cosh tanh asinh "
-        "acosh atanh erf erfc tgamma lgamma cbrt hypot fma ldexp scalbn frexp remainder fmod").split()
+LIBM = (
+    "exp exp2 expm1 exp10 log log2 log10 log1p logb pow sin cos tan sincos asin acos atan atan2 sinh cosh tanh asinh "
+    "acosh atanh erf erfc tgamma lgamma cbrt hypot fma ldexp scalbn frexp remainder fmod"
+).split()
 _FUNCTION = "(?:" + "|".join(LIBM) + ")"
 RULES = [
     (re.compile(r"\bstd\s*::\s*" + _FUNCTION + r"[fl]?\b"), "libm"),

@@ -104,8 +104,17 @@ def self_test():
         gate.expect(lambda r: check(r, known.get), root, 0)
         gate.plant(root, "docs/b.md", "[gone](gone.md) [a](a.md#another) `src/none.cc`\n"
                    "```sh\nscripts/none.sh\ncake fly\ncake train --step 3\n```\n")
-        gate.expect(lambda r: check(r, known.get), root, 6, "gone.md", "#another", "src/none.cc", "scripts/none.sh", "cake fly",
-                    "--step")
+        gate.expect(
+            lambda r: check(r, known.get),
+            root,
+            6,
+            "gone.md",
+            "#another",
+            "src/none.cc",
+            "scripts/none.sh",
+            "cake fly",
+            "--step",
+        )
 
 
 def main():

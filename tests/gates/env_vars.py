@@ -33,7 +33,10 @@ def check(root):
     listed = set(_ROW.findall(section))
     findings += [f"CONTRIBUTING.md: {name} (read at {where}) is not in the table"
                  for name, where in sorted({**shown, **used}.items()) if name not in listed]
-    findings += [f"CONTRIBUTING.md: {name} is in the table, but no code reads it" for name in sorted(listed - set(used) - set(shown))]
+    findings += [
+        f"CONTRIBUTING.md: {name} is in the table, but no code reads it"
+        for name in sorted(listed - set(used) - set(shown))
+    ]
     return findings
 
 

@@ -18,7 +18,9 @@ def level_of(path):
 
 
 def object_findings(path, level):
-    out = subprocess.run(["nm", "--defined-only", "--format=posix", path], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        ["nm", "--defined-only", "--format=posix", path], capture_output=True, text=True, check=True
+    ).stdout
     findings = []
     for line in out.splitlines():
         name, kind = line.split()[:2]
@@ -55,7 +57,10 @@ def self_test(compiler):
             for level in LEVELS:
                 gate.plant(root, f"k_isa_{level}.dir/{name}.cc", text.format(level))
                 paths[name, level] = os.path.join(root, f"k_isa_{level}.dir/{name}.o")
-                subprocess.run([compiler, "-std=c++20", "-O0", "-c", paths[name, level][:-1] + "cc", "-o", paths[name, level]], check=True)
+                subprocess.run(
+                    [compiler, "-std=c++20", "-O0", "-c", paths[name, level][:-1] + "cc", "-o", paths[name, level]],
+                    check=True,
+                )
         fine = [paths["good", level] for level in LEVELS]
         if check(fine):
             raise SystemExit(f"self-test: clean objects were refused: {check(fine)}")

@@ -83,7 +83,9 @@ def check(root):
                     path.startswith("src/") and header.startswith(POSIX)):
                 findings.append(f"{where}: <{header}> is neither standard nor a known dependency")
         if path.startswith("src/packages/") and text.count("\n") > PACKAGE_LINES:
-            findings.append(f"{path}: {text.count(chr(10))} lines; a package file binds names and stays below {PACKAGE_LINES}")
+            findings.append(
+                f"{path}: {text.count(chr(10))} lines; a package file binds names and stays below {PACKAGE_LINES}"
+            )
     return findings
 
 
@@ -91,14 +93,28 @@ def self_test():
     with tempfile.TemporaryDirectory() as root:
         gate.plant(root, "include/cake/kda_det_train.h", '#include <vector>\n#include "cake/core/tensor.h"\n')
         gate.plant(root, "src/core/parallel.cc", "#include <tbb/task_arena.h>\n#include <sched.h>\n")
-        gate.plant(root, "src/ops/kda/cpu/driver.cc", '#include "ops/kda/problem.h"\n#include "core/gemm.h"\n#include "near.h"\n')
+        gate.plant(
+            root,
+            "src/ops/kda/cpu/driver.cc",
+            '#include "ops/kda/problem.h"\n#include "core/gemm.h"\n#include "near.h"\n',
+        )
         gate.plant(root, "src/packages/kda.cc", '#include "ops/kda/problem.h"\n// #include "tools/x.h"\n')
         gate.expect(check, root, 0)
         gate.plant(root, "src/core/bad.cc", '#include "ops/kda/problem.h"\n')
         gate.expect(check, root, 1, "src/core/bad.cc:1", "ops/kda/problem.h")
-        gate.plant(root, "include/cake/core/bad.h", '#include <tbb/task.h>\n#include "cake/kda_det_train.h"\n#include <immintrin.h>\n')
-        gate.expect(check, root, 4, "include/cake/core/bad.h:1", "include/cake/core/bad.h:2", "include/cake/core/bad.h:3")
-        gate.plant(root, "src/ops/gdn/problem.cc", '#include "ops/kda/problem.h"\n#include "packages/x.h"\n#include <fmt/core.h>\n')
+        gate.plant(
+            root,
+            "include/cake/core/bad.h",
+            '#include <tbb/task.h>\n#include "cake/kda_det_train.h"\n#include <immintrin.h>\n',
+        )
+        gate.expect(
+            check, root, 4, "include/cake/core/bad.h:1", "include/cake/core/bad.h:2", "include/cake/core/bad.h:3"
+        )
+        gate.plant(
+            root,
+            "src/ops/gdn/problem.cc",
+            '#include "ops/kda/problem.h"\n#include "packages/x.h"\n#include <fmt/core.h>\n',
+        )
         gate.expect(check, root, 7, "src/ops/gdn/problem.cc:1", "src/ops/gdn/problem.cc:2", "fmt/core.h")
         gate.plant(root, "include/cake/core/loose.h", '#include "tensor.h"\n')
         gate.expect(check, root, 8, "loose.h:1")

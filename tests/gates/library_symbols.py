@@ -10,12 +10,16 @@ import tempfile
 import banned_names
 import gate
 
-_BANNED = re.compile(r"^(?:(?:" + "|".join(banned_names.LIBM) + r")[fl]?|sincos[fl]?|cblas_\w+|[sd]gemm_|GOMP_\w+|omp_\w+|"
-                     r"_ZGV\w+)$")
+_BANNED = re.compile(
+    r"^(?:(?:" + "|".join(banned_names.LIBM) + r")[fl]?|sincos[fl]?|cblas_\w+|[sd]gemm_|GOMP_\w+|omp_\w+|"
+    r"_ZGV\w+)$"
+)
 
 
 def symbols(path, *options):
-    out = subprocess.run(["nm", "-D", "--format=posix", *options, path], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        ["nm", "-D", "--format=posix", *options, path], capture_output=True, text=True, check=True
+    ).stdout
     return [(line.split()[0].split("@")[0], line.split()[1]) for line in out.splitlines()]
 
 
@@ -43,8 +47,11 @@ def self_test(compiler):
         fine = build("fine", "namespace cake { float twice(float x) { return x + x; } }\n")
         if check([fine]):
             raise SystemExit(f"self-test: a clean library was refused: {check([fine])}")
-        bad = build("bad", 'extern "C" float expf(float);\nextern "C" void cblas_sgemm();\n'
-                    "namespace cake { float f(float x) { cblas_sgemm(); return expf(x); } }\nint leaked() { return 1; }\n")
+        bad = build(
+            "bad",
+            'extern "C" float expf(float);\nextern "C" void cblas_sgemm();\n'
+            "namespace cake { float f(float x) { cblas_sgemm(); return expf(x); } }\nint leaked() { return 1; }\n",
+        )
         found = "\n".join(check([bad]))
         for word in ("expf", "cblas_sgemm", "leaked"):
             if word not in found:

@@ -39,7 +39,9 @@ def self_test(compiler):
             gate.plant(root, name + ".cc", f"namespace cake::kda {{ struct {order} {{}};\n"
                        f"template <class T> void backward(T) {{}}\ntemplate void backward<{order}>({order}); }}\n")
             library = os.path.join(root, f"lib{name}.so")
-            subprocess.run([compiler, "-fPIC", "-shared", os.path.join(root, name + ".cc"), "-o", library, *flags], check=True)
+            subprocess.run(
+                [compiler, "-fPIC", "-shared", os.path.join(root, name + ".cc"), "-o", library, *flags], check=True
+            )
             return library
 
         det, nondet = build("cake_det", "FixedOrder"), build("cake_nondet", "AnyOrder")

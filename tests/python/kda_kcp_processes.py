@@ -12,13 +12,14 @@ from typing import Any
 if importlib.util.find_spec("cake_train") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-import cake_train
 import kda_support as one
 import torch
 import torch.distributed as dist
 from kda_kcp_support import entry, local_explicit, local_run, shard, whole_cotangents
 from kda_support import GATE, OPTIONS, assert_same_bits, problem
 from torch.utils.checkpoint import checkpoint
+
+import cake_train
 
 OFFSETS = [0, 250, 250, 420]
 
@@ -190,6 +191,7 @@ def case_checkpoint() -> None:
 def case_errors() -> None:
     """What is wrong on one rank fails on all; an error of the transport reaches the caller with its text."""
     import pytest
+
     from cake_train._backend import torch_comm
 
     world, rank = dist.get_world_size(), dist.get_rank()

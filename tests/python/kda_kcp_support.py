@@ -8,8 +8,9 @@ from types import ModuleType
 from typing import Any, Callable
 
 import torch
-from cake_train.comm import ThreadGroup
 from kda_support import cotangents
+
+from cake_train.comm import ThreadGroup
 
 ROWS = ("q", "k", "v", "g", "beta")
 STATES = ("final_state", "dinitial_state")

@@ -16,9 +16,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "python"))
 
 import torch
-from cake_train.testing import mode_names
 from compat_fla_cases import BF16, FP16, FP32, LIMITS, Case, compat_options, judge, make_problem, results
 from kda_torch import relative_rms
+
+from cake_train.testing import mode_names
 
 MODES = ("det", "nondet")
 

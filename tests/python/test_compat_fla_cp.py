@@ -12,8 +12,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "python"))
 
 import torch
-from cake_train.compat import _cp_context
 from compat_fla_context import PeerContext, make_pack, peer_context, run
+
+from cake_train.compat import _cp_context
 
 MODES = ("det", "nondet")
 

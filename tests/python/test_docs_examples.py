@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cake_train
 import pytest
+
+import cake_train
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/python.md", "docs/kcp.md", "docs/migration.md")

@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import cake_train
 import pytest
+
+import cake_train
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_lm.py"
 SMALL = ["--steps", "20", "--batch-tokens", "400", "--layers", "1", "--width", "32", "--heads", "2"]

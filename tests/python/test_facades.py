@@ -12,8 +12,9 @@ import typing
 from types import ModuleType
 from typing import Any
 
-import cake_train
 import pytest
+
+import cake_train
 from cake_train.testing import mode_names
 
 PACKAGE = pathlib.Path(cake_train.__file__).parent

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kda_kcp_support import entry, on_ranks, partition_of, with_contexts
+
 from cake_train.cake_kcp import CakeKcpContext
 from cake_train.comm import MpiGroup, ThreadGroup
-from kda_kcp_support import entry, on_ranks, partition_of, with_contexts
 
 
 def test_neutral_objects():

@@ -12,11 +12,12 @@ import warnings
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-import cake_train
 import pytest
 import torch
 from kda_support import GATE, MODES, ORDER, assert_same_bits, bits, cotangents, entry, explicit, problem, run
 from torch.utils.checkpoint import checkpoint
+
+import cake_train
 
 SETTING = "torch.use_deterministic_algorithms(True)"
 WARN_SETTING = "torch.use_deterministic_algorithms(True, warn_only=True)"

@@ -7,12 +7,13 @@ import io
 import shutil
 from typing import Any
 
-import cake_train
 import pytest
 import torch
 from kda_support import GATE, MODES, OPTIONS, assert_same_bits, bits, cotangents, entry, explicit, facade, problem, run
 from kda_torch import document_parts, recurrent_kda, relative_rms
 from torch.utils.checkpoint import checkpoint
+
+import cake_train
 
 OFFSETS = [0, 70, 70, 131, 200]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

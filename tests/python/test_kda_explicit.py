@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
-import cake_train
 import ml_dtypes
 import numpy as np
 import pytest
@@ -26,6 +25,8 @@ from kda_support import (
     problem,
     run,
 )
+
+import cake_train
 
 OFFSETS = [0, 70, 70, 131, 200]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

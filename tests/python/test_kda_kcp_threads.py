@@ -8,12 +8,9 @@ import re
 import warnings
 from typing import Any, Callable
 
-import cake_train
 import kda_support as one
 import pytest
 import torch
-from cake_train.cake_kcp import CakeKcpRecomputeHandle
-from cake_train.comm import ThreadGroup
 from kda_kcp_support import (
     entry,
     facade,
@@ -28,6 +25,10 @@ from kda_kcp_support import (
 )
 from kda_support import GATE, MODES, OPTIONS, assert_same_bits, problem
 from torch.utils.checkpoint import checkpoint
+
+import cake_train
+from cake_train.cake_kcp import CakeKcpRecomputeHandle
+from cake_train.comm import ThreadGroup
 
 OFFSETS = [0, 210, 210, 300, 301, 420]
 LAYOUTS = ("contiguous", "zigzag", "zigzag_per_document")

@@ -13,10 +13,11 @@ import sys
 from types import ModuleType
 from typing import Any, Callable
 
-import cake_train
 import pytest
 import torch
 from kda_support import GATE, MODES, assert_same_bits, bits, explicit, problem, run
+
+import cake_train
 
 PACKAGE = pathlib.Path(cake_train.__file__).parent
 OTHER = {"det": "nondet", "nondet": "det"}

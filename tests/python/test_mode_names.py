@@ -18,8 +18,9 @@ import mode_names_mutants_objects
 import mode_names_name_cases
 import mode_names_object_cases
 import mode_names_old_cases
-from cake_train.testing import mode_names
 from mode_names_support import PACKAGE, VECTORS, cases, checker_copy
+
+from cake_train.testing import mode_names
 
 CASES = cases(mode_names_name_cases, mode_names_keyword_cases, mode_names_object_cases, mode_names_old_cases)
 CLAUSES = mode_names_mutants_names.CLAUSES + mode_names_mutants_objects.CLAUSES

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import cake_train
 import pytest
+
+import cake_train
 
 PACKAGE = Path(cake_train.__file__).parent
 NONDET_FILES = sorted(
     str(path.relative_to(PACKAGE)) for folder in ("", "_backend") for path in (PACKAGE / folder).glob("*nondet*.py")
 )
 # What only a nondet package has: functions, and parameters wherever they occur.
-NONDET_ONLY_FUNCTIONS = {"cake_kda_det_train_kcp_handoff_bytes", "cake_kda_det_train_kcp_handoff_stats", "handoff_stats"}
+NONDET_ONLY_FUNCTIONS = {
+    "cake_kda_det_train_kcp_handoff_bytes",
+    "cake_kda_det_train_kcp_handoff_stats",
+    "handoff_stats",
+}
 NONDET_ONLY_PARAMETERS = {"checkpoint_handoff", "saved_rows"}
 
 
@@ -68,9 +73,13 @@ def test_twins_are_equal(name: str) -> None:
 def test_differences_are_seen() -> None:
     """The comparison is not blind."""
     det = "def cake_kda_det(q, *, scale=None):\n    'doc'\n    return f(q, scale)\n"
-    same = "def cake_kda_nondet(q, *, scale=None, saved_rows='auto'):\n    'other'\n    return f(q, scale, saved_rows)\n"
+    same = (
+        "def cake_kda_nondet(q, *, scale=None, saved_rows='auto'):\n    'other'\n    return f(q, scale, saved_rows)\n"
+    )
     assert neutral(det) == neutral(same)
     for change in ("scale=1", "return f(scale, q)", "def g(q"):
-        old = {"scale=1": "scale=None", "return f(scale, q)": "return f(q, scale)", "def g(q": "def cake_kda_det(q"}[change]
+        old = {"scale=1": "scale=None", "return f(scale, q)": "return f(q, scale)", "def g(q": "def cake_kda_det(q"}[
+            change
+        ]
         assert neutral(det) != neutral(det.replace(old, change))
     assert len(NONDET_FILES) >= 3

@@ -36,8 +36,16 @@ def mypy(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """mypy --strict on a user's file."""
     (folder / "user.py").write_text(code, encoding="utf-8")
     environment = {**os.environ, "MYPYPATH": "", "PYTHONPATH": str(Path(cake_train.__file__).parents[1])}
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(folder / "cache"),
-               "user.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(folder / "cache"),
+        "user.py",
+    ]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
 
 

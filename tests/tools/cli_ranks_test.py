@@ -8,7 +8,18 @@ from cli_test import KCP, MODULE, NONDET, NONDET_KCP, Case, cake
 
 RANK_COLUMNS = ["contiguous", "zigzag", "zigzag_per_document", "random cuts", "recompute", "tape", "no transitions",
                 "handle"]
-OTHER_COLUMNS = ["repeat", "threads", "task order", "isa v3", "memory", "address", "packing", "MXCSR", "process", "load"]
+OTHER_COLUMNS = [
+    "repeat",
+    "threads",
+    "task order",
+    "isa v3",
+    "memory",
+    "address",
+    "packing",
+    "MXCSR",
+    "process",
+    "load",
+]
 
 
 class AuditRanks(Case):
@@ -183,8 +194,14 @@ class BenchRanks(Case):
         self.refused("bench", KCP, "--exchange", "carrier", says=["exchange", "carrier", "relay"])
         self.refused("bench", KCP, "--cut", "odd", says=["--cut", "odd", "segment or even"])
         self.refused("bench", KCP, "--shape", "T=2,H=1", "--ranks", "3", "--cut", "even", says=["--cut", "T=2"])
-        for option, value in (("--ranks", "2"), ("--exchange", "relay"), ("--cut", "even"), ("--threads", "2"), ("--repeats", "2"),
-                              ("--isa", "v3")):
+        for option, value in (
+            ("--ranks", "2"),
+            ("--exchange", "relay"),
+            ("--cut", "even"),
+            ("--threads", "2"),
+            ("--repeats", "2"),
+            ("--isa", "v3"),
+        ):
             self.refused("bench", KCP, "--comm", option, value, says=[option, "--comm"])
         self.refused("bench", KCP, "--comm", "--shape", "T=999", says=["--shape", "T=999", "1000"])
 

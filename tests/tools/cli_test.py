@@ -182,7 +182,9 @@ class Audit(Case):
 
     def test_bad_usage(self):
         self.refused("audit", says=["MODULE"])
-        self.refused("audit", "cake_nothing_det_train", says=["cake_nothing_det_train", MODULE, NONDET, KCP, NONDET_KCP])
+        self.refused(
+            "audit", "cake_nothing_det_train", says=["cake_nothing_det_train", MODULE, NONDET, KCP, NONDET_KCP]
+        )
         self.refused("audit", MODULE, "--isa", "v3,v9", says=["v9", "base, v3 or v4"])
         self.refused("audit", MODULE, "--threads", "1,0", says=["--threads"])
         self.refused("audit", MODULE, "--threads", "two", says=["--threads"])
@@ -269,7 +271,9 @@ class Bench(Case):
 
     def test_bad_usage(self):
         self.refused("bench", says=["MODULE"])
-        self.refused("bench", "cake_nothing_det_train", says=["cake_nothing_det_train", MODULE, NONDET, KCP, NONDET_KCP])
+        self.refused(
+            "bench", "cake_nothing_det_train", says=["cake_nothing_det_train", MODULE, NONDET, KCP, NONDET_KCP]
+        )
         for shape in ("T=0", "T=-5", "T=4x", "T=", "T", "X=3", "T=4,T=5", "T=4,", "H=0", "K=20", "K=272", "V=8", ",",
                       "T=99999999999999999999"):
             self.refused("bench", MODULE, "--shape", shape, says=["--shape", "expected"])
