@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Trains a byte-level language model with KDA layers in PyTorch, on one process or with the sequence sharded over several:
+"""Trains a byte-level language model with KDA layers in PyTorch, on one process or over several:
 
     python examples/train_lm.py
     torchrun --nproc-per-node 4 examples/train_lm.py
 
-Needs `pip install '.[examples]'`. The text is the one that `cake train` takes: the licence texts that every Debian has, or
---text. Every step trains on one pack of documents, windows of the text. Over ranks (torch.distributed, gloo) each rank holds
-a part of the pack's rows, and documents are cut wherever the parts end: KDA runs over the ranks through `cake_kda_*_kcp`.
+Needs `pip install '.[examples]'`. The text is the one that `cake train` takes: the licence texts that every Debian has,
+or --text. Every step trains on one pack of documents, windows of the text. Over ranks (torch.distributed, gloo) each
+rank holds a part of the pack's rows, and documents are cut wherever the parts end: KDA runs over the ranks through
+`cake_kda_*_kcp`.
 
 What is bitwise over ranks, and what is not: outputs and gradients of the det package are the bits of one process, which
---check-bits (on by default) shows in the first step, on operands of the model's shapes. Stock dense layers and all_reduce
-are not: a matrix product of fewer rows, or a sum over ranks, rounds differently. So loss curves of 1 and 4 processes agree
-closely, not bit for bit. (`cake train`, in C++, keeps the whole step bitwise.)
+--check-bits (on by default) shows in the first step, on operands of the model's shapes. Stock dense layers and
+all_reduce are not: a matrix product of fewer rows, or a sum over ranks, rounds differently. So loss curves of 1 and 4
+processes agree closely, not bit for bit. (`cake train`, in C++, keeps the whole step bitwise.)
 
 Writes loss.json and loss.png to --out.
 """
@@ -71,7 +72,7 @@ class Sharding:
         return x
 
     def whole(self, x: Tensor) -> Tensor:
-        """All rows of the pack from every rank's [rows, ...], exactly: bits are added as integers, one rank has each."""
+        """All rows of the pack from every rank's [rows, ...], exactly: integer sums of bits that one rank has."""
         if self.world == 1:
             return x
         bits = torch.zeros(self.tokens, *x.shape[1:], dtype=torch.int32)
@@ -80,8 +81,8 @@ class Sharding:
 
 
 class AllRows(torch.autograd.Function):
-    """[rows, C] of every rank to [tokens, C] on each. An example's way: a convolution needs three rows of its neighbour,
-    and a real run would exchange only those (CakeKcpContext plans them)."""
+    """[rows, C] of every rank to [tokens, C] on each. An example's way: a convolution needs three rows of its
+    neighbour, and a real run would exchange only those (CakeKcpContext plans them)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shards: Sharding) -> Tensor:
@@ -94,7 +95,7 @@ class AllRows(torch.autograd.Function):
 
 
 class KdaLayer(nn.Module):
-    """x + KDA(norm x): q, k, v behind a causal convolution of 4 taps per channel and SiLU, gates, a gated output norm."""
+    """x + KDA(norm x): q, k, v behind a causal convolution of 4 taps and SiLU, gates, a gated output norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -185,8 +186,8 @@ def draw_pack(text: Tensor, lengths: list[int], random: torch.Generator) -> tupl
 
 
 def check_bits(args: argparse.Namespace, shards: Sharding) -> str:
-    """Runs KDA over the ranks and on this rank alone, on the same drawn operands, and compares the bits of the output and
-    every gradient. Returns a digest of them, which is the same for every number of ranks with the det package."""
+    """Runs KDA over the ranks and on this rank alone, on the same drawn operands, and compares the bits of the output
+    and every gradient. Returns a digest of them, which is the same for every number of ranks with the det package."""
     random = torch.Generator().manual_seed(args.seed)
     shape = (1, shards.tokens, args.heads, args.width // args.heads)
     rows = [torch.randn(shape, generator=random) for _ in range(5)]  # q, k, v, raw gate, dout

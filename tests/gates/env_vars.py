@@ -42,7 +42,10 @@ def check(root):
 
 def self_test():
     with tempfile.TemporaryDirectory() as root:
-        table = "# C\n## Environment variables\n| variable | meaning |\n| --- | --- |\n| `CAKE_A` | a |\n{}\n## Next\n| `CAKE_Z` | |\n"
+        table = (
+            "# C\n## Environment variables\n| variable | meaning |\n| --- | --- |\n"
+            "| `CAKE_A` | a |\n{}\n## Next\n| `CAKE_Z` | |\n"
+        )
         gate.plant(root, "CONTRIBUTING.md", table.format("| `CAKE_B` | b |"))
         gate.plant(root, "src/core/x.cc", 'const char* a = std::getenv("CAKE_A");\n// getenv("CAKE_OLD")\n')
         gate.plant(root, "tools/cake/y.cc", 'auto b = getenv( "CAKE_B" );\n')

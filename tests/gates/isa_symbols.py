@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The per-level objects share no symbol that the linker could merge: every weak or unique symbol lives in the level's own
-namespace cake::isa_<level>. usage: isa_symbols.py OBJECT... | isa_symbols.py --self-test CXX"""
+"""The per-level objects share no symbol that the linker could merge: every weak or unique symbol lives in the level's
+own namespace cake::isa_<level>. usage: isa_symbols.py OBJECT... | isa_symbols.py --self-test CXX"""
 import os
 import re
 import subprocess

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Includes only point upward in the layers of docs/architecture.md; public headers need nothing but the standard library;
-third-party headers appear only where docs/decisions.md allows them; package files stay thin."""
+"""Includes only point upward in the layers of docs/architecture.md; public headers need nothing but the standard
+library; third-party headers appear only where docs/decisions.md allows them; package files stay thin."""
 import re
 import sys
 import tempfile

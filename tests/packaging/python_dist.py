@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""python_dist.py FOLDER: checks what the wheel and the sdist in FOLDER contain. First shows on altered copies that it finds
-what it looks for."""
+"""python_dist.py FOLDER: checks what the wheel and the sdist in FOLDER contain. First shows on altered copies that
+it finds what it looks for."""
 
 from __future__ import annotations
 

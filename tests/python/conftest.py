@@ -1,5 +1,5 @@
-"""The tests run on an installed cake_train, or without one on this tree's (whose libraries CONTRIBUTING.md, Python, says
-how to build). The header of the report says on which."""
+"""The tests run on an installed cake_train, or without one on this tree's (whose libraries CONTRIBUTING.md, Python,
+says how to build). The header of the report says on which."""
 
 from __future__ import annotations
 

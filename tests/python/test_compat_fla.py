@@ -11,14 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "python"))
-
 import torch
 from compat_fla_cases import BF16, FP16, FP32, LIMITS, Case, compat_options, judge, make_problem, results
 from kda_torch import relative_rms
 
+import cake_train
 from cake_train.testing import mode_names
 
 MODES = ("det", "nondet")
@@ -323,6 +320,6 @@ assert {mode!r} in words and {other!r} not in words, sorted(m for m in sys.modul
 @pytest.mark.parametrize("mode", MODES)
 def test_imports_wait_and_the_other_mode_stays_away(mode):
     other = MODES[1 - MODES.index(mode)]
-    code = LOADED.format(python=str(REPOSITORY / "python"), mode=mode, other=other)
+    code = LOADED.format(python=str(Path(cake_train.__file__).parents[1]), mode=mode, other=other)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(REPOSITORY / "python"))
-
 import torch
 from compat_fla_context import PeerContext, make_pack, peer_context, run
 

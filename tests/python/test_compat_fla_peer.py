@@ -1,6 +1,6 @@
-"""`cake_train.compat` against flash-linear-attention itself, on a machine that has a GPU and that project: its results on
-the GPU, ours on the device of this version, both judged against the float64 recurrence, and against each other within the
-sum of both limits. Skipped elsewhere, with the reason."""
+"""`cake_train.compat` against flash-linear-attention itself, on a machine that has a GPU and that project: its results
+on the GPU, ours on the device of this version, both judged against the float64 recurrence, and against each other
+within the sum of both limits. Skipped elsewhere, with the reason."""
 
 from __future__ import annotations
 
