@@ -139,7 +139,7 @@ void check_filled(const SavedSet& saved) {
 
 /// `read` is complete and of the right package; only then the set changes.
 template <class Set>
-void take(Set& saved, Set&& read) {
+void take(Set& saved, Set read) {
   if (saved.memory.size() < read.bytes) {
     throw OutOfMemory("saved: got memory of " + std::to_string(saved.memory.size()) + " bytes, expected the " +
                       std::to_string(read.bytes) + " bytes that the forward filled");
