@@ -94,9 +94,11 @@ def make_pack(total: int, seed: int) -> tuple[dict[str, torch.Tensor], torch.Ten
 def main(mode: str, file: str, rank: int, world: int) -> None:
     """One rank."""
     import importlib
+    import importlib.util
 
     import torch.distributed as dist
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+    if importlib.util.find_spec("cake_train") is None:
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
     chunk_kda = importlib.import_module(f"cake_train.compat.fla_{mode}").chunk_kda
     from cake_train.compat import _cp_context
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
