@@ -93,6 +93,7 @@ def make_pack(total: int, seed: int) -> tuple[dict[str, torch.Tensor], torch.Ten
 
 def main(mode: str, file: str, rank: int, world: int) -> None:
     """One rank."""
+    import gc
     import importlib
     import importlib.util
 
@@ -101,6 +102,8 @@ def main(mode: str, file: str, rank: int, world: int) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
     chunk_kda = importlib.import_module(f"cake_train.compat.fla_{mode}").chunk_kda
     from cake_train.compat import _cp_context
+    # Imported later, its default arguments would hold the group, whose threads destroy_process_group could not end.
+    importlib.import_module("torch.distributed.nn")
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     group = dist.group.WORLD
     for seed, (layout, offsets) in enumerate(PACKS):
@@ -120,6 +123,8 @@ def main(mode: str, file: str, rank: int, world: int) -> None:
     # The last pack is the first one again.
     assert len(_cp_context._kept) == len(PACKS) - 1, len(_cp_context._kept)
     refuse(chunk_kda, group, rank, world)
+    del group
+    gc.collect()  # the errors' tracebacks are cycles, which hold the group
     dist.destroy_process_group()
     print("passed")
 
