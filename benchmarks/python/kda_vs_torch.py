@@ -103,7 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
     # Read when the library loads.
     os.environ["CAKE_NUM_THREADS"] = str(args.threads)
-    sys.path[:0] = [str(_HERE.parent), str(_HERE.parents[2] / "python")]
+    sys.path.append(str(_HERE.parents[2] / "python"))  # behind an installed package
+    sys.path.insert(0, str(_HERE.parent))
     import torch
 
     torch.set_num_threads(args.threads)
